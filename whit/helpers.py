@@ -1,0 +1,318 @@
+"""Settings, errors, the disk cache and small pure helpers. Imports nothing of whit; the only file that reads `os.environ`."""
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import math
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+class WhitError(Exception):
+    """An error in three parts: what was asked, why it cannot be, what to do.
+
+    >>> print(WhitError("reshape: cannot turn (2, 3) into (4, 2)", because="6 elements into 8", fix="use (3, 2)"))
+    reshape: cannot turn (2, 3) into (4, 2): 6 elements into 8. To fix: use (3, 2)
+    """
+
+    def __init__(self, asked: str, because: str = "", fix: str = "") -> None:
+        self.asked, self.because, self.fix = asked, because, fix
+        text = asked + (f": {because}" if because else "") + (f". To fix: {fix}" if fix else "")
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[type[WhitError], tuple[str, str, str]]:
+        return type(self), (self.asked, self.because, self.fix)  # so that it crosses process borders unchanged
+
+
+class ShapeError(WhitError, ValueError):
+    """Shapes, axes or sizes that do not fit."""
+
+
+class DTypeError(WhitError, TypeError):
+    """A dtype that the operation does not take, or that does not exist."""
+
+
+class ArgumentError(WhitError, ValueError):
+    """Any other wrong argument of a public call."""
+
+
+class IndexingError(WhitError, IndexError):
+    """An index outside of its axis, or of a kind that cannot index."""
+
+
+class DeviceError(WhitError, RuntimeError):
+    """A device that is missing, does not support what was asked, or failed."""
+
+
+class CompileError(WhitError, RuntimeError):
+    """A compiler that is missing or refused a kernel."""
+
+
+class FileFormatError(WhitError, ValueError):
+    """A file that is truncated, malformed or hostile."""
+
+
+class SettingError(WhitError, ValueError):
+    """A setting that does not exist, or a value that it does not take."""
+
+
+class IRError(WhitError, ValueError):
+    """IR that is not well formed: a spec violation, or text that does not parse."""
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+S = TypeVar("S", int, str)
+
+
+class ContextVar(Generic[S]):
+    """A setting with a type, a default, a help line and an environment variable of the same name.
+
+    `DEBUG.value` reads it, `with Context(DEBUG=2): ...` changes it for a block.
+    """
+
+    registry: dict[str, ContextVar[Any]] = {}
+
+    def __init__(self, name: str, default: S, help: str) -> None:
+        self.name, self.default, self.help = name, default, help
+        self.value: S = self._parse(os.environ[name]) if os.environ.get(name, "") != "" else default
+        ContextVar.registry[name] = self
+
+    def _parse(self, text: str) -> S:
+        if isinstance(self.default, str):
+            return text
+        try:
+            return int(text)
+        except ValueError:
+            raise SettingError(
+                f"{self.name}={text!r}", because="this setting takes a whole number", fix=f"{self.name}: {self.help}"
+            ) from None
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __repr__(self) -> str:
+        return f"{self.name}={self.value!r}"
+
+
+class Context(contextlib.ContextDecorator):
+    """Change settings for the length of a `with` block or a decorated function.
+
+    >>> with Context(DEBUG=2): DEBUG.value
+    2
+    """
+
+    def __init__(self, **settings: int | str) -> None:
+        for name, value in settings.items():
+            var = ContextVar.registry.get(name)
+            if var is None:
+                known = ", ".join(sorted(ContextVar.registry))
+                raise SettingError(f"Context({name}={value!r})", because="there is no such setting", fix=f"known: {known}")
+            if isinstance(var.default, str) != isinstance(value, str):
+                kind = "text" if isinstance(var.default, str) else "a whole number"
+                raise SettingError(f"Context({name}={value!r})", because=f"it takes {kind}", fix=f"{name}: {var.help}")
+        self.settings = settings
+        self.saved: list[dict[str, int | str]] = []
+
+    def __enter__(self) -> Context:
+        self.saved.append({name: ContextVar.registry[name].value for name in self.settings})
+        for name, value in self.settings.items():
+            ContextVar.registry[name].value = value
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        for name, value in self.saved.pop().items():
+            ContextVar.registry[name].value = value
+
+
+DEV = ContextVar("DEV", "CPU", "Default device: CPU, CPU:CLANG, CPU:GCC, PYTHON, NULL or DISK:path.")
+DEBUG = ContextVar("DEBUG", 0, "1: device and cache events. 2: a line per kernel. 3: fusion reasons and opts. 4: source. "
+                   "5: IR. 6: linear program. 7: machine code.")
+BEAM = ContextVar("BEAM", 0, "Beam width of the kernel search; 0 uses the heuristics.")
+NOOPT = ContextVar("NOOPT", 0, "1: no kernel optimisations at all.")
+JIT = ContextVar("JIT", 1, "0: TinyJit calls its function every time. 1: capture and replay. 2: replay without a native plan.")
+SPEC = ContextVar("SPEC", 0, "1: check the IR's spec after every pass.")
+VALIDATE = ContextVar("VALIDATE", 0, "1: run every kernel on the reference device too and compare.")
+PROFILE = ContextVar("PROFILE", 0, "1: write a Chrome trace of everything that ran when the process ends.")
+TRAINING = ContextVar("TRAINING", 0, "1: layers such as Dropout and BatchNorm behave as in training.")
+CACHE = ContextVar("CACHE", 1, "0: do not read or write the disk cache.")
+CACHE_DIR = ContextVar("WHIT_CACHE", "", "Folder of the disk cache; default $XDG_CACHE_HOME/whit or ~/.cache/whit.")
+NUM_CPU_THREADS = ContextVar("NUM_CPU_THREADS", 0, "Threads that the CPU device uses; 0: as many as this process may run on.")
+SEED = ContextVar("SEED", 0, "Seed of the random numbers when Tensor.manual_seed was not called.")
+
+
+def cpu_threads() -> int:
+    """How many threads the CPU device uses."""
+    return NUM_CPU_THREADS.value or len(os.sched_getaffinity(0))
+
+
+def environment(name: str, default: str = "") -> str:
+    """Read a variable that belongs to the system (PATH, HOME, …), not to whit."""
+    return os.environ.get(name, default)
+
+
+# ---- disk cache ------------------------------------------------------------------------------------------------------
+
+
+def cache_dir() -> Path:
+    """The folder of the disk cache (not created)."""
+    if CACHE_DIR.value:
+        return Path(CACHE_DIR.value)
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "whit"
+
+
+_cache_broken = False
+
+
+def cache_get(table: str, key: str) -> bytes | None:
+    """The bytes stored under (table, key), or None. A damaged entry (checksum does not match) counts as absent."""
+    if not CACHE:
+        return None
+    try:
+        data = (cache_dir() / table / key).read_bytes()
+    except OSError:
+        return None
+    body, digest = data[:-16], data[-16:]
+    return body if len(data) >= 16 and hashlib.blake2b(body, digest_size=16).digest() == digest else None
+
+
+def cache_put(table: str, key: str, body: bytes) -> None:
+    """Store bytes under (table, key): written to a temporary name, then renamed, so that readers and other processes
+    never see half an entry. A folder that cannot be written (read-only, full disk) warns once and is then left alone."""
+    global _cache_broken
+    if not CACHE or _cache_broken:
+        return
+    folder = cache_dir() / table
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / key, body + hashlib.blake2b(body, digest_size=16).digest())
+    except OSError as error:
+        _cache_broken = True
+        warnings.warn(f"disk cache: cannot write {folder}: {error}. Kernels are compiled anew in each process; "
+                      "set WHIT_CACHE to a folder that can be written, or CACHE=0", stacklevel=2)
+
+
+def write_atomic(path: Path, body: bytes) -> None:
+    """Write a file so that it is either the old one or the whole new one; on failure nothing remains of the new."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(body)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+# ---- small pure helpers ----------------------------------------------------------------------------------------------
+
+
+def prod(values: Iterable[Any]) -> Any:
+    """The product, 1 for no values. Works on symbolic sizes too."""
+    result: Any = 1
+    for value in values:
+        result = result * value
+    return result
+
+
+def dedup(values: Iterable[T]) -> list[T]:
+    """The distinct values in order of first appearance."""
+    return list(dict.fromkeys(values))
+
+
+def flatten(lists: Iterable[Iterable[T]]) -> list[T]:
+    """One list of all the items."""
+    return list(itertools.chain.from_iterable(lists))
+
+
+def ceildiv(a: Any, b: Any) -> Any:
+    """a / b rounded up."""
+    return -(-a // b)
+
+
+def round_up(a: int, b: int) -> int:
+    """The least multiple of b that is at least a."""
+    return ceildiv(a, b) * b
+
+
+def argsort(values: Iterable[int]) -> tuple[int, ...]:
+    """Positions that would sort the values; of a permutation, its inverse."""
+    items = list(values)
+    return tuple(sorted(range(len(items)), key=items.__getitem__))
+
+
+def all_int(values: Iterable[object]) -> bool:
+    """Whether every value is a Python int, i.e. nothing is symbolic."""
+    return all(isinstance(value, int) for value in values)
+
+
+def human_bytes(count: float) -> str:
+    """1536 -> '1.50 KB'."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1024 or unit == "GB":
+            return f"{count:.2f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+def colored(text: str, color: str) -> str:
+    """ANSI colour when standard error is a terminal, else the text itself."""
+    if not sys.stderr.isatty():
+        return text
+    code = {"red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36}[color]
+    return f"\x1b[{code}m{text}\x1b[0m"
+
+
+def log(level: int, text: str) -> None:
+    """Print to standard error when DEBUG is at least `level`."""
+    if DEBUG.value >= level:
+        print(text, file=sys.stderr, flush=True)
+
+
+def strides_of(shape: Iterable[Any]) -> tuple[Any, ...]:
+    """Row-major strides in elements.
+
+    >>> strides_of((2, 3, 4))
+    (12, 4, 1)
+    """
+    result: list[Any] = []
+    step: Any = 1
+    for size in reversed(list(shape)):
+        result.append(step)
+        step = step * size
+    return tuple(reversed(result))
+
+
+def is_power_of_two(value: int) -> bool:
+    return value > 0 and math.log2(value).is_integer()
+
+
+class Lazy(Generic[T]):
+    """A value made by a function on first use."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self.make = make
+        self.made: list[T] = []
+
+    def __call__(self) -> T:
+        if not self.made:
+            self.made.append(self.make())
+        return self.made[0]
+
+
+def chunked(values: list[T], size: int) -> Iterator[list[T]]:
+    """Consecutive pieces of at most `size` items."""
+    for start in range(0, len(values), size):
+        yield values[start:start + size]

@@ -1,0 +1,281 @@
+"""The op table: every op of the IR is one row here. `python -m whit.uop` prints it.
+
+A row states the category (which decides arity, dtype and shape rules), the one-line meaning, the value on Python scalars
+where the op computes one, and the algebraic facts that rules and tests may rely on.
+"""
+from __future__ import annotations
+
+import enum
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from whit.uop.dtype import PyConst
+
+
+class AxisType(enum.IntEnum):
+    """What a RANGE becomes; the order is the order of nesting, outermost first."""
+
+    GLOBAL = 0  # a work-group index of a GPU-like device
+    THREAD = 1  # one task of the CPU's pool
+    LOCAL = 2  # a work-item index inside a group
+    LOOP = 3  # a sequential loop over outputs
+    GROUP_REDUCE = 4  # a reduction shared by the work-items of a group
+    REDUCE = 5  # a sequential loop that accumulates
+    UPCAST = 6  # part of the register tile: outputs computed side by side
+    UNROLL = 7  # part of the register tile: steps of a reduction done side by side
+
+    @property
+    def is_tile(self) -> bool:
+        return self is AxisType.UPCAST or self is AxisType.UNROLL
+
+    @property
+    def is_reduce(self) -> bool:
+        return self in (AxisType.REDUCE, AxisType.GROUP_REDUCE, AxisType.UNROLL)
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """A row of the table. `meaning` computes on Python scalars (before wrapping to the dtype)."""
+
+    name: str
+    category: str
+    arity: int | None  # None: varies
+    doc: str
+    meaning: Callable[..., PyConst] | None = None
+    commutative: bool = False
+    associative: bool = False  # exactly, on integers
+    idempotent: bool = False
+    identity: PyConst | None = None  # of a reduction; MAX's and MIN's depend on the dtype
+    takes: str = "any"  # operand dtypes: any, number, float, int, bitwise (int or bool)
+    differentiable: bool = True
+
+    @property
+    def is_elementwise(self) -> bool:
+        return self.category in ("unary", "binary", "compare", "ternary", "cast")
+
+    @property
+    def is_alu(self) -> bool:
+        return self.category in ("unary", "binary", "compare", "ternary")
+
+    @property
+    def is_movement(self) -> bool:
+        return self.category == "movement"
+
+    def __repr__(self) -> str:
+        return f"Ops.{self.name}"
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return op_of_name, (self.name,)
+
+
+_TABLE: dict[str, Op] = {}
+
+
+def op_of_name(name: str) -> Op:
+    """The row of that name (upper case). KeyError if there is none."""
+    return _TABLE[name]
+
+
+def all_ops() -> list[Op]:
+    """Every row in the order of the table."""
+    return list(_TABLE.values())
+
+
+def _define(name: str, category: str, arity: int | None, doc: str, meaning: Callable[..., PyConst] | None = None, *,
+            commutative: bool = False, associative: bool = False, idempotent: bool = False,
+            identity: PyConst | None = None, takes: str = "any", differentiable: bool = True) -> Op:
+    op = Op(name, category, arity, doc, meaning, commutative, associative, idempotent, identity, takes, differentiable)
+    assert name not in _TABLE, f"two rows define {name}"
+    _TABLE[name] = op
+    return op
+
+
+def _total(function: Callable[[float], float], at_overflow: float = math.inf) -> Callable[[PyConst], PyConst]:
+    """IEEE results where Python's math raises: NaN outside the domain, infinity on overflow."""
+    def call(x: PyConst) -> PyConst:
+        try:
+            return function(float(x))
+        except OverflowError:
+            return at_overflow
+        except ValueError:
+            return math.nan
+    return call
+
+
+def _divide(a: PyConst, b: PyConst) -> PyConst:
+    if b == 0:
+        if a == 0 or math.isnan(a):
+            return math.nan
+        return math.copysign(math.inf, a) * math.copysign(1.0, b)
+    return a / b
+
+
+def _log2(x: PyConst) -> PyConst:
+    return -math.inf if x == 0 else (_total(math.log2)(x))
+
+
+def _maximum(a: PyConst, b: PyConst) -> PyConst:
+    return a if a != a else b if b != b else max(a, b)
+
+
+def _minimum(a: PyConst, b: PyConst) -> PyConst:
+    return a if a != a else b if b != b else min(a, b)
+
+
+def _trunc_div(a: PyConst, b: PyConst) -> PyConst:
+    return 0 if b == 0 else (abs(int(a)) // abs(int(b))) * (1 if (a < 0) == (b < 0) else -1)
+
+
+def _pow(a: PyConst, b: PyConst) -> PyConst:
+    try:
+        result = math.pow(a, b)
+    except OverflowError:
+        return -math.inf if a < 0 and b % 2 == 1 else math.inf
+    except ValueError:
+        if a == 0:  # 0 to a negative power
+            return math.copysign(math.inf, a) if b % 2 == 1 else math.inf
+        return math.nan
+    return result
+
+
+def _float_trunc(x: PyConst) -> PyConst:
+    return x if isinstance(x, int) or not math.isfinite(x) else math.copysign(float(math.trunc(x)), x)
+
+
+def _float_floor(x: PyConst) -> PyConst:
+    return x if isinstance(x, int) or not math.isfinite(x) else math.copysign(float(math.floor(x)), x)
+
+
+def _threefry(counter: PyConst, key: PyConst) -> PyConst:
+    """Threefry-2x32, 20 rounds (Salmon et al. 2011): low and high halves of 64-bit words are the two lanes."""
+    mask, rotations = 0xFFFFFFFF, ((13, 15, 26, 6), (17, 29, 16, 24))
+    x0, x1 = int(counter) & mask, (int(counter) >> 32) & mask
+    k0, k1 = int(key) & mask, (int(key) >> 32) & mask
+    keys = (k0, k1, k0 ^ k1 ^ 0x1BD11BDA)
+    x0, x1 = (x0 + keys[0]) & mask, (x1 + keys[1]) & mask
+    for block in range(5):
+        for turn in rotations[block % 2]:
+            x0 = (x0 + x1) & mask
+            x1 = ((x1 << turn | x1 >> (32 - turn)) & mask) ^ x0
+        x0 = (x0 + keys[(block + 1) % 3]) & mask
+        x1 = (x1 + keys[(block + 2) % 3] + block + 1) & mask
+    return x1 << 32 | x0
+
+
+class Ops:
+    """The namespace of all rows."""
+
+    # ---- sources
+    CONST = _define("CONST", "source", 0, "A constant of shape (); arg is the Python value.")
+    IOTA = _define("IOTA", "source", 0, "0, 1, 2, … along one axis; arg is the length. Costs no memory.")
+    BUFFER = _define("BUFFER", "source", 0, "A flat piece of device memory that the user's tensors own; arg BufferArg.")
+    PARAM = _define("PARAM", "source", 0, "A kernel's buffer argument; arg ParamArg.")
+    VAR = _define("VAR", "source", 0, "A symbolic integer with bounds; arg VarArg.")
+    BIND = _define("BIND", "source", 2, "A VAR with the value (a CONST) that it has in this call.")
+
+    # ---- unary
+    NEG = _define("NEG", "unary", 1, "-x", operator.neg, takes="number")
+    RECIPROCAL = _define("RECIPROCAL", "unary", 1, "1 / x", lambda x: _divide(1.0, x), takes="float")
+    SQRT = _define("SQRT", "unary", 1, "Square root; NaN below zero.", lambda x: x if x == 0 else _total(math.sqrt)(x), takes="float")
+    EXP2 = _define("EXP2", "unary", 1, "2 to the power x.", _total(lambda x: math.pow(2.0, x)), takes="float")
+    LOG2 = _define("LOG2", "unary", 1, "Logarithm to base 2; -inf at zero, NaN below.", _log2, takes="float")
+    SIN = _define("SIN", "unary", 1, "Sine of radians; NaN at infinity.", _total(math.sin), takes="float")
+    ERF = _define("ERF", "unary", 1, "The error function.", _total(math.erf), takes="float")
+    TRUNC = _define("TRUNC", "unary", 1, "Round towards zero, as a float.", _float_trunc, takes="float")
+    FLOOR = _define("FLOOR", "unary", 1, "Round down, as a float.", _float_floor, takes="float")
+
+    # ---- binary
+    ADD = _define("ADD", "binary", 2, "x + y; integers wrap. On bools: or.", operator.add, commutative=True, associative=True, identity=0)
+    SUB = _define("SUB", "binary", 2, "x - y; integers wrap.", operator.sub, takes="number")
+    MUL = _define("MUL", "binary", 2, "x * y; integers wrap. On bools: and.", operator.mul, commutative=True, associative=True, identity=1)
+    FDIV = _define("FDIV", "binary", 2, "x / y in IEEE arithmetic.", _divide, takes="float")
+    FLOORDIV = _define("FLOORDIV", "binary", 2, "x / y rounded down; 0 when y is 0.",
+                       lambda a, b: 0 if b == 0 else a // b, takes="int", differentiable=False)
+    FLOORMOD = _define("FLOORMOD", "binary", 2, "x - y * floor(x / y), with the sign of y; 0 when y is 0.",
+                       lambda a, b: 0 if b == 0 else a % b, takes="int", differentiable=False)
+    TRUNCDIV = _define("TRUNCDIV", "binary", 2, "x / y rounded towards zero; 0 when y is 0.", _trunc_div, takes="int",
+                       differentiable=False)
+    TRUNCMOD = _define("TRUNCMOD", "binary", 2, "x - y * trunc(x / y), with the sign of x; 0 when y is 0.",
+                       lambda a, b: 0 if b == 0 else a - b * _trunc_div(a, b), takes="int", differentiable=False)
+    MAX = _define("MAX", "binary", 2, "The greater; NaN if either is NaN. On bools: or.", _maximum,
+                  commutative=True, associative=True, idempotent=True)
+    MIN = _define("MIN", "binary", 2, "The lesser; NaN if either is NaN. On bools: and.", _minimum,
+                  commutative=True, associative=True, idempotent=True)
+    AND = _define("AND", "binary", 2, "Bitwise and.", operator.and_, commutative=True, associative=True, idempotent=True,
+                  takes="bitwise", differentiable=False)
+    OR = _define("OR", "binary", 2, "Bitwise or.", operator.or_, commutative=True, associative=True, idempotent=True,
+                 takes="bitwise", differentiable=False)
+    XOR = _define("XOR", "binary", 2, "Bitwise exclusive or.", operator.xor, commutative=True, associative=True,
+                  takes="bitwise", differentiable=False)
+    SHL = _define("SHL", "binary", 2, "x << y; 0 when y is negative or at least the width.",
+                  lambda a, b: a << b if 0 <= b < 64 else 0, takes="int", differentiable=False)
+    SHR = _define("SHR", "binary", 2, "x >> y, arithmetic when signed; sign fill when y is negative or at least the width.",
+                  lambda a, b: a >> b if 0 <= b < 64 else (-1 if a < 0 else 0), takes="int", differentiable=False)
+    POW = _define("POW", "binary", 2, "x to the power y, as C's pow.", _pow, takes="float")
+    THREEFRY = _define("THREEFRY", "binary", 2, "Threefry-2x32 of a uint64 counter under a uint64 key.", _threefry,
+                       takes="int", differentiable=False)
+
+    # ---- comparisons give bool
+    CMPLT = _define("CMPLT", "compare", 2, "x < y; false if either is NaN.", operator.lt, differentiable=False)
+    CMPLE = _define("CMPLE", "compare", 2, "x <= y; false if either is NaN.", operator.le, differentiable=False)
+    CMPEQ = _define("CMPEQ", "compare", 2, "x == y; false if either is NaN.", operator.eq, commutative=True, differentiable=False)
+    CMPNE = _define("CMPNE", "compare", 2, "x != y; true if either is NaN.", operator.ne, commutative=True, differentiable=False)
+
+    # ---- ternary
+    WHERE = _define("WHERE", "ternary", 3, "y where the bool x holds, else z.", lambda c, a, b: a if c else b)
+    MULACC = _define("MULACC", "ternary", 3, "x * y + z, rounded once.", lambda a, b, c: a * b + c, takes="number")
+
+    # ---- casts
+    CAST = _define("CAST", "cast", 1, "Convert the value; float to integer truncates.")
+    BITCAST = _define("BITCAST", "cast", 1, "Reinterpret the bits in a type of the same width.", differentiable=False)
+
+    # ---- movement: tensor level only
+    RESHAPE = _define("RESHAPE", "movement", 1, "Same elements in row-major order; arg is the new shape.")
+    PERMUTE = _define("PERMUTE", "movement", 1, "Reorder axes; arg[i] is the source axis of axis i.")
+    EXPAND = _define("EXPAND", "movement", 1, "Repeat axes of size 1; arg is the new shape.")
+    PAD = _define("PAD", "movement", 1, "Zeros around; arg is ((before, after), …).")
+    SHRINK = _define("SHRINK", "movement", 1, "Keep start <= i < stop; arg is ((start, stop), …).")
+    FLIP = _define("FLIP", "movement", 1, "Reverse axes; arg is the axes.")
+
+    # ---- tensor level: reductions, data-dependent reads, memory
+    REDUCE = _define("REDUCE", "reduce", None, "Tensor: fold arg.op over arg.axes, which vanish. Kernel: over the RANGEs in src[1:].")
+    TAKE = _define("TAKE", "take", 2, "x with axis arg replaced by x[idx]; an index outside of the axis reads 0.")
+    CONTIGUOUS = _define("CONTIGUOUS", "memory", 1, "The value, in memory of its own.")
+    DETACH = _define("DETACH", "memory", 1, "The value; no gradient flows.", differentiable=False)
+    COPY = _define("COPY", "memory", 1, "The value on the device arg.")
+    STORE = _define("STORE", "memory", None, "Tensor: (view, value). Kernel: (buffer, index, value[, valid]).", differentiable=False)
+    AFTER = _define("AFTER", "memory", None, "src[0] once the STOREs in src[1:] have happened: the next version of a buffer.")
+
+    # ---- ranged and kernel levels
+    RANGE = _define("RANGE", "loop", 1, "0 … size-1; src[0] is the size, arg RangeArg.")
+    INDEX = _define("INDEX", "memory", None, "Read (buffer, index[, valid]); 0 where not valid.")
+    STAGE = _define("STAGE", "memory", None, "The value src[0] computed over the RANGEs src[1:] into scratch; arg StageArg.")
+    END = _define("END", "loop", None, "src[0] is done for every value of the RANGEs src[1:]; outermost first.")
+    SINK = _define("SINK", "sink", None, "The root of a kernel or of a set of tensors.")
+    CALL = _define("CALL", "sink", None, "Run src[0] (SINK or COPY) on the buffers and bound variables src[1:].")
+    LINEAR = _define("LINEAR", "sink", None, "Instructions or calls in order.")
+
+    # ---- linear level
+    SPECIAL = _define("SPECIAL", "loop", 0, "An index that the hardware gives; arg SpecialArg.")
+    REG = _define("REG", "linear", 1, "A mutable register holding src[0]; used as an operand it reads the present value; arg is its number.")
+    SET = _define("SET", "linear", 2, "Assign src[1] to the REG src[0].")
+    LOAD = _define("LOAD", "linear", None, "Read (memory, index[, mask]): a vector dtype with a scalar index reads consecutive elements, "
+                   "with a vector index gathers; 0 where masked off.")
+    LOCAL = _define("LOCAL", "linear", 0, "Scratch memory shared by a work-group, or private to a task; arg LocalArg.")
+    BARRIER = _define("BARRIER", "linear", None, "All work-items of the group arrive before any goes on.")
+    BROADCAST = _define("BROADCAST", "linear", 1, "A scalar in every lane.")
+    STACK = _define("STACK", "linear", None, "A vector of the scalars in src.")
+    EXTRACT = _define("EXTRACT", "linear", 1, "Lane arg of a vector.")
+    SHUFFLE = _define("SHUFFLE", "linear", 1, "Lanes of a vector reordered; arg is the tuple of source lanes.")
+    FOLD = _define("FOLD", "linear", 1, "Combine all lanes of a vector with the binary op arg.")
+    IF = _define("IF", "linear", 1, "Run up to the matching ENDIF when the scalar bool src[0] holds.")
+    ENDIF = _define("ENDIF", "linear", 1, "End of the IF src[0].")
+
+
+ELEMENTWISE = frozenset(op for op in all_ops() if op.is_elementwise)
+ALU = frozenset(op for op in all_ops() if op.is_alu)
+MOVEMENT = frozenset(op for op in all_ops() if op.is_movement)
+COMPARE = frozenset(op for op in all_ops() if op.category == "compare")
+REDUCTIONS = (Ops.ADD, Ops.MUL, Ops.MAX, Ops.MIN)

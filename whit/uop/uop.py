@@ -1,0 +1,715 @@
+"""The one node type of the IR: immutable, hash-consed, with shape, device, ranges and bounds derived and memoised."""
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import struct
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeAlias
+
+from whit.helpers import DTypeError, ShapeError, prod
+from whit.uop.dtype import DType, PyConst, dtypes, wrap
+from whit.uop.ops import AxisType, Op, Ops
+
+Sint: TypeAlias = "int | UOp"  # a size or offset: a Python int, or an index expression of Variables
+Shape: TypeAlias = "tuple[Sint, ...]"
+
+# ---- arguments of nodes ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BufferArg:
+    """uid tells buffers apart; size in elements."""
+
+    uid: int
+    size: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParamArg:
+    """Position among the kernel's buffer arguments; size in elements."""
+
+    slot: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class VarArg:
+    """Bounds are inclusive."""
+
+    name: str
+    min: int
+    max: int
+
+
+@dataclass(frozen=True, slots=True)
+class RangeArg:
+    """uid tells ranges apart and, among ranges of equal axis type, orders them outermost first."""
+
+    uid: int
+    axis: AxisType
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceArg:
+    """The binary op that folds; the axes at tensor level, () at kernel level where src[1:] are the ranges."""
+
+    op: Op
+    axes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StageArg:
+    """space: "global" (a buffer), "local" (shared by a work-group) or "register" (private)."""
+
+    space: str
+    uid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialArg:
+    """name: "thread", or "gidx0" … "gidx2" and "lidx0" … "lidx2"; the value runs from 0 to size - 1."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LocalArg:
+    """Scratch memory: its number, its length in elements and whether the work-group shares it."""
+
+    uid: int
+    size: int
+    shared: bool
+
+
+# ---- the node --------------------------------------------------------------------------------------------------------
+
+_interned: dict[Any, weakref.ref[UOp]] = {}
+_uids = itertools.count()
+
+
+def fresh_uid() -> int:
+    """A number not given out before in this process."""
+    return next(_uids)
+
+
+class _Ref(weakref.ref["UOp"]):
+    __slots__ = ("key",)
+    key: Any
+
+
+def _forget(ref: Any) -> None:
+    if _interned.get(ref.key) is ref:
+        del _interned[ref.key]
+
+
+def _const_key(arg: Any) -> Any:
+    """Tells 1, 1.0 and True apart, and 0.0 from -0.0; all NaNs are one."""
+    if isinstance(arg, float):
+        return "nan" if arg != arg else ("f", struct.pack("d", arg))
+    if isinstance(arg, tuple):
+        return tuple(_const_key(item) for item in arg)
+    return type(arg), arg
+
+
+class UOp:
+    """A node `op(src…)` with `dtype` and `arg`. Equal nodes are the same object, so compare with `is`."""
+
+    __slots__ = ("op", "dtype", "src", "arg", "shape", "device", "_key", "_bounds", "_ranges", "_memo", "__weakref__")
+    op: Op
+    dtype: DType
+    src: tuple[UOp, ...]
+    arg: Any
+    shape: Shape
+    device: str | None
+    _key: bytes | None
+    _bounds: tuple[PyConst, PyConst] | None
+    _ranges: frozenset[UOp] | None
+    _memo: dict[str, Any] | None
+
+    def __new__(cls, op: Op, dtype: DType = dtypes.void, src: tuple[UOp, ...] = (), arg: Any = None) -> UOp:
+        key = (op, dtype, src, _const_key(arg) if op is Ops.CONST else arg)
+        found = _interned.get(key)
+        if found is not None:
+            node = found()
+            if node is not None:
+                return node
+        self = object.__new__(cls)
+        self.op, self.dtype, self.src, self.arg = op, dtype, src, arg
+        self._key = self._bounds = self._ranges = self._memo = None
+        self.shape = _shape_of(self)
+        self.device = _device_of(self)
+        ref = _Ref(self, _forget)
+        ref.key = key
+        _interned[key] = ref
+        return self
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return _unpickle, (_flatten_nodes(self),)
+
+    def __repr__(self) -> str:
+        return f"UOp({self.op.name}, {self.dtype}, {len(self.src)} src, arg={self.arg!r}, shape={self.shape})"
+
+    def replace(self, *, op: Op | None = None, dtype: DType | None = None, src: tuple[UOp, ...] | None = None,
+                arg: Any = ...) -> UOp:
+        """The same node with some fields changed."""
+        return UOp(op or self.op, dtype or self.dtype, self.src if src is None else src, self.arg if arg is ... else arg)
+
+    # ---- derived
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> Sint:
+        """Number of elements."""
+        return prod(self.shape)  # type: ignore[no-any-return]
+
+    def toposort(self, stop: Callable[[UOp], bool] | None = None) -> list[UOp]:
+        """All nodes reachable through src, sources first, each once. Below a node for which `stop` holds nothing is visited."""
+        done: dict[UOp, None] = {}
+        stack: list[tuple[UOp, bool]] = [(self, False)]
+        while stack:
+            node, ready = stack.pop()
+            if node in done:
+                continue
+            if ready or not node.src or (stop is not None and stop(node)):
+                done[node] = None
+                continue
+            stack.append((node, True))
+            for source in reversed(node.src):
+                if source not in done:
+                    stack.append((source, False))
+        return list(done)
+
+    @property
+    def key(self) -> bytes:
+        """A digest of the whole graph below, equal across processes (if the args' reprs are)."""
+        if self._key is None:
+            for node in self.toposort(lambda n: n._key is not None):
+                if node._key is None:
+                    text = f"{node.op.name}|{node.dtype.name}|{stable_text(node.arg)}|"
+                    node._key = hashlib.blake2b(text.encode() + b"".join([s._key or b"" for s in node.src]),
+                                                digest_size=16).digest()
+        assert self._key is not None
+        return self._key
+
+    @property
+    def ranges(self) -> frozenset[UOp]:
+        """The RANGEs whose value this one depends on: a REDUCE or END ends its own."""
+        if self._ranges is None:
+            for node in self.toposort(lambda n: n._ranges is not None):
+                if node._ranges is None:
+                    node._ranges = _ranges_of(node)
+        assert self._ranges is not None
+        return self._ranges
+
+    @property
+    def bounds(self) -> tuple[PyConst, PyConst]:
+        """(least, greatest) possible value; the dtype's limits when nothing better is known."""
+        if self._bounds is None:
+            from whit.uop.bounds import bounds_of
+            for node in self.toposort(lambda n: n._bounds is not None):
+                if node._bounds is None:
+                    node._bounds = bounds_of(node)
+        assert self._bounds is not None
+        return self._bounds
+
+    @property
+    def vmin(self) -> Any:
+        return self.bounds[0]
+
+    @property
+    def vmax(self) -> Any:
+        return self.bounds[1]
+
+    # ---- construction
+
+    @staticmethod
+    def const(value: PyConst | tuple[PyConst, ...], dtype: DType) -> UOp:
+        """A constant, wrapped to the dtype."""
+        if isinstance(value, tuple):
+            return UOp(Ops.CONST, dtype, (), tuple(wrap(item, dtype.scalar) for item in value))
+        return UOp(Ops.CONST, dtype, (), wrap(value, dtype.scalar))
+
+    def const_like(self, value: PyConst) -> UOp:
+        """A constant of this node's dtype."""
+        return UOp.const(value, self.dtype)
+
+    @staticmethod
+    def index(value: Sint) -> UOp:
+        """A size as a node of dtype index."""
+        return value if isinstance(value, UOp) else UOp(Ops.CONST, dtypes.index, (), value)
+
+    @staticmethod
+    def range(size: Sint, axis: AxisType = AxisType.LOOP, uid: int | None = None) -> UOp:
+        """A new loop variable 0 … size-1."""
+        return UOp(Ops.RANGE, dtypes.index, (UOp.index(size),), RangeArg(fresh_uid() if uid is None else uid, axis))
+
+    @staticmethod
+    def variable(name: str, min: int, max: int) -> UOp:
+        """A symbolic integer with inclusive bounds."""
+        return UOp(Ops.VAR, dtypes.index, (), VarArg(name, min, max))
+
+    def bind(self, value: int) -> UOp:
+        """This VAR with a value for the present call."""
+        name, low, high = self.arg.name, self.arg.min, self.arg.max
+        if not low <= value <= high:
+            raise ShapeError(f"bind {name} to {value}", because=f"its bounds are {low} to {high}",
+                             fix="choose a value within the bounds or declare the Variable with wider ones")
+        return UOp(Ops.BIND, dtypes.index, (self, UOp.index(value)))
+
+    def unbind(self) -> tuple[UOp, int]:
+        """(VAR, value) of a BIND."""
+        assert self.op is Ops.BIND, f"unbind of {self.op}"
+        return self.src[0], self.src[1].arg
+
+    @staticmethod
+    def new_buffer(size: int, dtype: DType, device: str) -> UOp:
+        """A BUFFER that no other node names."""
+        return UOp(Ops.BUFFER, dtype, (), BufferArg(fresh_uid(), size, device))
+
+    def alu(self, op: Op, *others: UOp) -> UOp:
+        """Apply an elementwise op; operands must already agree in dtype. Broadcasts shapes as NumPy does."""
+        return alu(op, self, *others)
+
+    def cast(self, dtype: DType) -> UOp:
+        if dtype is self.dtype:
+            return self
+        if self.op is Ops.CONST and isinstance(self.arg, (bool, int, float)):
+            return UOp.const(cast_value(self.arg, dtype), dtype)
+        return UOp(Ops.CAST, dtype, (self,))
+
+    def bitcast(self, dtype: DType) -> UOp:
+        if dtype is self.dtype:
+            return self
+        if dtype.bitsize != self.dtype.bitsize:
+            raise DTypeError(f"bitcast {self.dtype} to {dtype}", because=f"{self.dtype.bitsize} bits into {dtype.bitsize}",
+                             fix="use types of the same width")
+        return UOp(Ops.BITCAST, dtype, (self,))
+
+    # ---- movement (arguments are checked by the shape rule)
+
+    def reshape(self, shape: Shape) -> UOp:
+        if shape == self.shape:
+            return self
+        return UOp(Ops.RESHAPE, self.dtype, (self.src[0] if self.op is Ops.RESHAPE else self,), shape).collapse()
+
+    def collapse(self) -> UOp:
+        """A movement op that changes nothing is its source."""
+        return self.src[0] if self.shape == self.src[0].shape and self.op in (Ops.RESHAPE, Ops.EXPAND) else self
+
+    def permute(self, axes: tuple[int, ...]) -> UOp:
+        return self if axes == tuple(range(self.ndim)) else UOp(Ops.PERMUTE, self.dtype, (self,), axes)
+
+    def expand(self, shape: Shape) -> UOp:
+        return self if shape == self.shape else UOp(Ops.EXPAND, self.dtype, (self,), shape)
+
+    def pad(self, widths: tuple[tuple[Sint, Sint], ...]) -> UOp:
+        return self if all(w == (0, 0) for w in widths) else UOp(Ops.PAD, self.dtype, (self,), widths)
+
+    def shrink(self, limits: tuple[tuple[Sint, Sint], ...]) -> UOp:
+        if all(limit == (0, size) for limit, size in zip(limits, self.shape, strict=True)):
+            return self
+        return UOp(Ops.SHRINK, self.dtype, (self,), limits)
+
+    def flip(self, axes: tuple[int, ...]) -> UOp:
+        return UOp(Ops.FLIP, self.dtype, (self,), axes) if axes else self
+
+    def reduce(self, op: Op, axes: tuple[int, ...]) -> UOp:
+        """Fold over axes, which vanish from the shape."""
+        return UOp(Ops.REDUCE, self.dtype, (self,), ReduceArg(op, axes)) if axes else self
+
+    def reduce_ranges(self, op: Op, *ranges: UOp) -> UOp:
+        """Kernel level: fold over loop variables."""
+        return UOp(Ops.REDUCE, self.dtype, (self, *ranges), ReduceArg(op)) if ranges else self
+
+    def contiguous(self) -> UOp:
+        return UOp(Ops.CONTIGUOUS, self.dtype, (self,))
+
+    def detach(self) -> UOp:
+        return UOp(Ops.DETACH, self.dtype, (self,))
+
+    def copy_to(self, device: str) -> UOp:
+        return UOp(Ops.COPY, self.dtype, (self,), device)
+
+    def after(self, *stores: UOp) -> UOp:
+        return UOp(Ops.AFTER, self.dtype, (self, *stores))
+
+    def end(self, *ranges: UOp) -> UOp:
+        return UOp(Ops.END, dtypes.void, (self, *ranges)) if ranges else self
+
+    @staticmethod
+    def sink(*sources: UOp) -> UOp:
+        return UOp(Ops.SINK, dtypes.void, sources)
+
+    # ---- arithmetic: a Python scalar takes the node's dtype; index expressions fold what is obvious
+
+    def _operand(self, other: UOp | PyConst) -> UOp:
+        return other if isinstance(other, UOp) else UOp.const(other, self.dtype)
+
+    def __add__(self, other: UOp | PyConst) -> UOp:
+        return alu(Ops.ADD, self, self._operand(other))
+
+    def __radd__(self, other: PyConst) -> UOp:
+        return alu(Ops.ADD, self, self._operand(other)) if self.dtype is dtypes.index else alu(Ops.ADD, self._operand(other), self)
+
+    def __sub__(self, other: UOp | PyConst) -> UOp:
+        other = self._operand(other)
+        return alu(Ops.ADD, self, -other) if self.dtype is dtypes.index else alu(Ops.SUB, self, other)
+
+    def __rsub__(self, other: PyConst) -> UOp:
+        return self._operand(other) - self
+
+    def __mul__(self, other: UOp | PyConst) -> UOp:
+        return alu(Ops.MUL, self, self._operand(other))
+
+    def __rmul__(self, other: PyConst) -> UOp:
+        return alu(Ops.MUL, self, self._operand(other)) if self.dtype is dtypes.index else alu(Ops.MUL, self._operand(other), self)
+
+    def __neg__(self) -> UOp:
+        return alu(Ops.MUL, self, self.const_like(-1)) if self.dtype is dtypes.index else alu(Ops.NEG, self)
+
+    def __truediv__(self, other: UOp | PyConst) -> UOp:
+        return alu(Ops.FDIV, self, self._operand(other))
+
+    def __rtruediv__(self, other: PyConst) -> UOp:
+        return alu(Ops.FDIV, self._operand(other), self)
+
+    def __floordiv__(self, other: UOp | PyConst) -> UOp:
+        return alu(Ops.FLOORDIV, self, self._operand(other))
+
+    def __rfloordiv__(self, other: PyConst) -> UOp:
+        return alu(Ops.FLOORDIV, self._operand(other), self)
+
+    def __mod__(self, other: UOp | PyConst) -> UOp:
+        return alu(Ops.FLOORMOD, self, self._operand(other))
+
+    def __and__(self, other: UOp | PyConst) -> UOp:
+        return alu(Ops.AND, self, self._operand(other))
+
+    def __or__(self, other: UOp | PyConst) -> UOp:
+        return alu(Ops.OR, self, self._operand(other))
+
+    def __xor__(self, other: UOp | PyConst) -> UOp:
+        return alu(Ops.XOR, self, self._operand(other))
+
+    def __lshift__(self, other: UOp | PyConst) -> UOp:
+        return alu(Ops.SHL, self, self._operand(other))
+
+    def __rshift__(self, other: UOp | PyConst) -> UOp:
+        return alu(Ops.SHR, self, self._operand(other))
+
+    def __invert__(self) -> UOp:
+        return alu(Ops.XOR, self, self.const_like(True if self.dtype is dtypes.bool else -1))
+
+    def lt(self, other: UOp | PyConst) -> UOp:
+        return alu(Ops.CMPLT, self, self._operand(other))
+
+    def le(self, other: UOp | PyConst) -> UOp:
+        return alu(Ops.CMPLE, self, self._operand(other))
+
+    def gt(self, other: UOp | PyConst) -> UOp:
+        return alu(Ops.CMPLT, self._operand(other), self)
+
+    def ge(self, other: UOp | PyConst) -> UOp:
+        return alu(Ops.CMPLE, self._operand(other), self)
+
+    def equal(self, other: UOp | PyConst) -> UOp:
+        return alu(Ops.CMPEQ, self, self._operand(other))
+
+    def not_equal(self, other: UOp | PyConst) -> UOp:
+        return alu(Ops.CMPNE, self, self._operand(other))
+
+    def maximum(self, other: UOp | PyConst) -> UOp:
+        return alu(Ops.MAX, self, self._operand(other))
+
+    def minimum(self, other: UOp | PyConst) -> UOp:
+        return alu(Ops.MIN, self, self._operand(other))
+
+    def where(self, yes: UOp | PyConst, no: UOp | PyConst) -> UOp:
+        """This bool chooses; at least one branch must be a node."""
+        if not isinstance(yes, UOp):
+            assert isinstance(no, UOp), "where: one branch must be a UOp to give the dtype"
+            yes = no.const_like(yes)
+        return alu(Ops.WHERE, self, yes, yes._operand(no))
+
+    # ---- graph edits
+
+    def substitute(self, changes: dict[UOp, UOp]) -> UOp:
+        """The graph with each key replaced by its value (not searched again); args are not touched."""
+        if not changes:
+            return self
+        new: dict[UOp, UOp] = dict(changes)
+        for node in self.toposort(lambda n: n in changes):
+            if node not in new:
+                src = tuple([new[s] for s in node.src])
+                new[node] = node if src == node.src else node.replace(src=src)
+        return new[self]
+
+
+def alu(op: Op, *src: UOp) -> UOp:
+    """An elementwise node: comparisons give bool, everything else the dtype of the last operand (shifts: the first)."""
+    if op.category == "compare":
+        dtype = dtypes.bool if src[0].dtype.count == 1 else dtypes.bool.vec(src[0].dtype.count)
+    else:
+        dtype = src[-1].dtype
+        if dtype is dtypes.index:
+            folded = _fold_index(op, src)
+            if folded is not None:
+                return folded
+    return UOp(op, dtype, src)
+
+
+def _fold_index(op: Op, src: tuple[UOp, ...]) -> UOp | None:
+    """Constants and neutral elements of index arithmetic; constants go to the right."""
+    if len(src) != 2:
+        return None
+    a, b = src
+    if a.op is Ops.CONST:
+        if b.op is Ops.CONST:
+            assert op.meaning is not None
+            return UOp(Ops.CONST, dtypes.index, (), op.meaning(a.arg, b.arg))
+        if op.commutative:
+            return alu(op, b, a)
+    if b.op is Ops.CONST:
+        value = b.arg
+        if value == 0 and op is Ops.ADD:
+            return a
+        if value == 0 and op is Ops.MUL:
+            return b
+        if value == 1 and op in (Ops.MUL, Ops.FLOORDIV):
+            return a
+        if value == 1 and op is Ops.FLOORMOD:
+            return UOp(Ops.CONST, dtypes.index, (), 0)
+    return None
+
+
+def cast_value(value: PyConst, dtype: DType) -> PyConst:
+    """CAST on a Python scalar. Floats outside of an integer type saturate and NaN gives 0, as the kernels do."""
+    if isinstance(value, float) and (dtype.is_int or dtype.kind == "x"):
+        if math.isnan(value):
+            return 0
+        return int(min(max(value, dtype.min), dtype.max)) if abs(value) != math.inf else (dtype.max if value > 0 else dtype.min)
+    return wrap(value, dtype)
+
+
+# ---- derived properties, one function each ---------------------------------------------------------------------------
+
+
+def broadcast_shapes(*shapes: Shape) -> Shape:
+    """NumPy's rule: align at the right; each axis must agree or be 1.
+
+    >>> broadcast_shapes((5, 1, 3), (4, 1))
+    (5, 4, 3)
+    """
+    first = shapes[0]
+    if all(shape == first for shape in shapes[1:]):
+        return first
+    rank = max(len(shape) for shape in shapes)
+    result: list[Sint] = []
+    for sizes in zip(*[(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes], strict=True):
+        wide = {size for size in sizes if not (isinstance(size, int) and size == 1)}
+        if len(wide) > 1:
+            raise ShapeError("broadcast " + " with ".join(str(show_shape(s)) for s in shapes),
+                             because=f"sizes {' and '.join(str(show_size(w)) for w in sorted(wide, key=str))} differ and none is 1",
+                             fix="reshape or expand one of them")
+        result.append(wide.pop() if wide else 1)
+    return tuple(result)
+
+
+def show_size(size: Sint) -> str:
+    """A readable size: 3, or an expression of variables."""
+    if isinstance(size, int):
+        return str(size)
+    if size.op is Ops.VAR:
+        return str(size.arg.name)
+    if size.op is Ops.BIND:
+        return f"{size.src[0].arg.name}={size.src[1].arg}"
+    if size.op is Ops.CONST:
+        return str(size.arg)
+    symbol = {Ops.ADD: "+", Ops.MUL: "*", Ops.FLOORDIV: "//", Ops.FLOORMOD: "%"}.get(size.op)
+    return "(" + (symbol or size.op.name).join(show_size(s) for s in size.src) + ")"
+
+
+def show_shape(shape: Shape) -> str:
+    """A shape as Python would print it."""
+    return "(" + ", ".join(show_size(s) for s in shape) + ("," if len(shape) == 1 else "") + ")"
+
+
+def _shape_of(u: UOp) -> Shape:
+    op, src = u.op, u.src
+    if op.is_elementwise:
+        if len(src) == 1:
+            return src[0].shape
+        shape = src[0].shape
+        for s in src[1:]:
+            if s.shape != shape:
+                return broadcast_shapes(*[s.shape for s in src])
+        return shape
+    rule = _SHAPE_RULES.get(op)
+    return rule(u) if rule is not None else ()
+
+
+def _shape_reshape(u: UOp) -> Shape:
+    old, new = u.src[0].shape, u.arg
+    if prod(old) != prod(new) and not _same_size(prod(old), prod(new)):
+        raise ShapeError(f"reshape: cannot turn {show_shape(old)} into {show_shape(new)}",
+                         because=f"{show_size(prod(old))} elements into {show_size(prod(new))}",
+                         fix="the sizes must multiply to the same number; -1 infers one of them")
+    return tuple(new)
+
+
+def _same_size(a: Sint, b: Sint) -> bool:
+    from whit.uop.symbolic import simplify
+    return simplify(UOp.index(a)) is simplify(UOp.index(b))
+
+
+def _shape_permute(u: UOp) -> Shape:
+    old = u.src[0].shape
+    if sorted(u.arg) != list(range(len(old))):
+        raise ShapeError(f"permute {show_shape(old)} by {u.arg}", because=f"the axes must be 0 … {len(old) - 1}, each once",
+                         fix="name every axis once")
+    return tuple([old[axis] for axis in u.arg])
+
+
+def _shape_expand(u: UOp) -> Shape:
+    old, new = u.src[0].shape, u.arg
+    if len(old) != len(new) or any(a != b and a != 1 for a, b in zip(old, new, strict=True)):
+        raise ShapeError(f"expand {show_shape(old)} to {show_shape(new)}", because="only axes of size 1 can be expanded",
+                         fix="reshape first so that the expanded axes have size 1")
+    return tuple(new)
+
+
+def _shape_pad(u: UOp) -> Shape:
+    old = u.src[0].shape
+    if len(u.arg) != len(old) or any(isinstance(w, int) and w < 0 for pair in u.arg for w in pair):
+        raise ShapeError(f"pad {show_shape(old)} by {u.arg}", because="it takes one (before, after) >= 0 per axis",
+                         fix="use shrink to remove elements")
+    return tuple([size + before + after for size, (before, after) in zip(old, u.arg, strict=True)])
+
+
+def _shape_shrink(u: UOp) -> Shape:
+    old = u.src[0].shape
+    if len(u.arg) != len(old):
+        raise ShapeError(f"shrink {show_shape(old)} to {u.arg}", because="it takes one (start, stop) per axis", fix="name every axis")
+    for size, (start, stop) in zip(old, u.arg, strict=True):
+        if isinstance(size, int) and isinstance(start, int) and isinstance(stop, int) and not 0 <= start <= stop <= size:
+            raise ShapeError(f"shrink {show_shape(old)} to {u.arg}", because=f"({start}, {stop}) is not within 0 … {size}",
+                             fix="keep 0 <= start <= stop <= size")
+    result: list[Sint] = []
+    for start, stop in u.arg:
+        length = stop - start
+        if isinstance(length, UOp):
+            from whit.uop.symbolic import simplify
+            length = simplify(length)
+            length = length.arg if length.op is Ops.CONST else length
+        result.append(length)
+    return tuple(result)
+
+
+def _shape_reduce(u: UOp) -> Shape:
+    axes = u.arg.axes
+    return tuple([size for axis, size in enumerate(u.src[0].shape) if axis not in axes])
+
+
+def _shape_take(u: UOp) -> Shape:
+    source, index = u.src
+    return source.shape[:u.arg] + index.shape + source.shape[u.arg + 1:]
+
+
+def _shape_first(u: UOp) -> Shape:
+    return u.src[0].shape
+
+
+_SHAPE_RULES: dict[Op, Callable[[UOp], Shape]] = {
+    Ops.IOTA: lambda u: (u.arg,), Ops.BUFFER: lambda u: (u.arg.size,), Ops.PARAM: lambda u: (u.arg.size,),
+    Ops.RESHAPE: _shape_reshape, Ops.PERMUTE: _shape_permute, Ops.EXPAND: _shape_expand, Ops.PAD: _shape_pad,
+    Ops.SHRINK: _shape_shrink, Ops.FLIP: _shape_first, Ops.REDUCE: _shape_reduce, Ops.TAKE: _shape_take,
+    Ops.CONTIGUOUS: _shape_first, Ops.DETACH: _shape_first, Ops.COPY: _shape_first, Ops.AFTER: _shape_first,
+}
+
+
+def _device_of(u: UOp) -> str | None:
+    if u.op is Ops.BUFFER:
+        return str(u.arg.device)
+    if u.op is Ops.COPY:
+        return str(u.arg)
+    for source in u.src:
+        if source.device is not None:
+            return source.device
+    return None
+
+
+_NO_RANGES: frozenset[UOp] = frozenset()
+
+
+def _ranges_of(u: UOp) -> frozenset[UOp]:
+    if u.op is Ops.RANGE:
+        return frozenset({u}) | (u.src[0]._ranges or _NO_RANGES)
+    if not u.src:
+        return _NO_RANGES
+    result = u.src[0]._ranges or _NO_RANGES
+    for source in u.src[1:]:
+        more = source._ranges
+        if more and more is not result:
+            result = (result | more) if not more <= result else result
+    if u.op in (Ops.REDUCE, Ops.END, Ops.STAGE) and len(u.src) > 1:
+        result = result - frozenset(u.src[1:])
+    return result
+
+
+def stable_text(arg: Any) -> str:
+    """A text of an argument that does not change between processes (UOps by digest)."""
+    if isinstance(arg, UOp):
+        return "u" + arg.key.hex()
+    if isinstance(arg, tuple):
+        return "(" + ",".join([stable_text(item) for item in arg]) + ")"
+    if is_dataclass(arg) and not isinstance(arg, (type, Op)):
+        return type(arg).__name__ + "(" + ",".join([stable_text(getattr(arg, f.name)) for f in fields(arg)]) + ")"
+    return repr(arg)
+
+
+def _flatten_nodes(root: UOp) -> list[tuple[Op, DType, tuple[int, ...], Any]]:
+    """For pickling: nodes in order with sources as positions, so that depth costs no recursion."""
+    position: dict[UOp, int] = {}
+    rows: list[tuple[Op, DType, tuple[int, ...], Any]] = []
+    for node in root.toposort():
+        rows.append((node.op, node.dtype, tuple([position[s] for s in node.src]), node.arg))
+        position[node] = len(position)
+    return rows
+
+
+def _unpickle(rows: list[tuple[Op, DType, tuple[int, ...], Any]]) -> UOp:
+    nodes: list[UOp] = []
+    for op, dtype, src, arg in rows:
+        nodes.append(UOp(op, dtype, tuple([nodes[i] for i in src]), arg))
+    return nodes[-1]
+
+
+def uops_in(arg: Any) -> Iterator[UOp]:
+    """The UOps inside an argument (symbolic sizes)."""
+    if isinstance(arg, UOp):
+        yield arg
+    elif isinstance(arg, tuple):
+        for item in arg:
+            yield from uops_in(item)
+
+
+def variables_of(nodes: Iterable[UOp]) -> list[UOp]:
+    """The VARs that the nodes or their symbolic sizes name, sorted by name."""
+    found: dict[UOp, None] = {}
+    for node in nodes:
+        if node.op is Ops.VAR:
+            found[node] = None
+        for inner in uops_in(node.arg):
+            for part in inner.toposort():
+                if part.op is Ops.VAR:
+                    found[part] = None
+    return sorted(found, key=lambda v: str(v.arg.name))
