@@ -1,0 +1,94 @@
+"""The backward walk: from outputs to inputs, adding up what the rules of `rules.py` contribute. Graph to
+graph."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whit.autograd.rules import RULES, unbroadcast
+from whit.uop import Ops, UOp
+
+
+def gradient(outputs: Sequence[UOp], inputs: Sequence[UOp], upstreams: Sequence[UOp]) -> list[UOp | None]:
+    """The gradients of sum(output * upstream) over all outputs, one per input; None where no output depends
+    on the input through differentiable operations.
+
+    Shapes and dtypes: upstreams like outputs, results like inputs; everything is a float. The order in which
+    contributions are added depends on the graph only. Gradients are plain graphs: they can be differentiated
+    again.
+    """
+    order = _order(outputs)
+    wanted = set(inputs)
+    on_path: set[UOp] = set()
+    for node in order:
+        if node in wanted or any(source in on_path for source in _edges(node)):
+            on_path.add(node)
+    sums: dict[UOp, UOp] = {}
+    for output, upstream in zip(outputs, upstreams, strict=True):
+        _add(sums, output, upstream)
+    for node in reversed(order):
+        g = sums.get(node)
+        if g is not None and node in on_path:
+            _spread(node, g, on_path, sums)
+            if node not in wanted:
+                del sums[node]
+    return [_result(node, sums, on_path) for node in inputs]
+
+
+def _spread(node: UOp, g: UOp, on_path: set[UOp], sums: dict[UOp, UOp]) -> None:
+    """Add the contributions of one node to its sources."""
+    sources = _operands(node)
+    for source, rule in zip(sources, RULES.get(node.op, ()), strict=False):
+        if source not in on_path or not source.dtype.is_float:
+            continue
+        part = rule(g, node, *sources)
+        if part is not None:
+            _add(sums, source, unbroadcast(part, source.shape) if node.op.is_elementwise else part)
+
+
+def _add(sums: dict[UOp, UOp], node: UOp, part: UOp) -> None:
+    old = sums.get(node)
+    sums[node] = part if old is None else old.alu(Ops.ADD, part)
+
+
+def _result(node: UOp, sums: dict[UOp, UOp], on_path: set[UOp]) -> UOp | None:
+    """The sum; zeros where the output depends on the input through steps only (floor)."""
+    if node in sums:
+        return sums[node]
+    if node not in on_path:
+        return None
+    return node.const_like(0).reshape((1,) * node.ndim).expand(node.shape)
+
+
+def _operands(node: UOp) -> tuple[UOp, ...]:
+    """What the rule is about: the sources; of a write, (old version, view, value)."""
+    if node.op is Ops.AFTER:
+        target, *stores = node.src
+        assert len(stores) == 1, "an AFTER of several writes is split before gradients are taken"
+        return (target, *stores[0].src)
+    return node.src
+
+
+def _edges(node: UOp) -> tuple[UOp, ...]:
+    """The sources through which a gradient may flow."""
+    if not node.dtype.is_float or node.op not in RULES:
+        return ()
+    return tuple([source for source in _operands(node) if source.dtype.is_float])
+
+
+def _order(outputs: Sequence[UOp]) -> list[UOp]:
+    """The nodes that a gradient passes, sources first. No recursion: graphs may be very deep."""
+    done: dict[UOp, None] = {}
+    stack: list[tuple[UOp, bool]] = [(node, False) for node in reversed(outputs)]
+    while stack:
+        node, ready = stack.pop()
+        if node in done:
+            continue
+        edges = () if ready else _edges(node)
+        if not edges:
+            done[node] = None
+            continue
+        stack.append((node, True))
+        for source in reversed(edges):
+            if source not in done:
+                stack.append((source, False))
+    return list(done)
