@@ -1,0 +1,78 @@
+"""Host bytes of BUFFERs that the engine has not allocated yet, and the hooks that rooms below this one fill.
+
+The tensor room imports neither schedule nor engine: what it needs from them it calls through `hooks`.
+"""
+from __future__ import annotations
+
+import importlib
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from whit.helpers import DEV
+from whit.uop import UOp
+
+if TYPE_CHECKING:
+    from whit.tensor.tensor import Tensor
+
+_data: weakref.WeakKeyDictionary[UOp, tuple[memoryview, object]] = weakref.WeakKeyDictionary()
+
+
+def put(buffer: UOp, data: memoryview, keep: object = None) -> None:
+    """Give a BUFFER its bytes. Nobody may change `data` afterwards; `keep` owns foreign memory behind it."""
+    _data[buffer] = (data if data.format == "B" and data.ndim == 1 else data.cast("B"), keep)
+
+
+def pop(buffer: UOp) -> tuple[memoryview, object] | None:
+    """Take a BUFFER's bytes and their owner out of the table; None if it has none (`Tensor.empty`, or taken before)."""
+    return _data.pop(buffer, None)
+
+
+def peek(buffer: UOp) -> memoryview | None:
+    """A BUFFER's bytes while nobody took them out."""
+    found = _data.get(buffer)
+    return None if found is None else found[0]
+
+
+class Hooks:
+    """What lower rooms provide. Each default imports the room, which overwrites the hook, and calls it again.
+
+    realize(tensors): compute them; afterwards each `uop` is a BUFFER (or a view of one).
+    read(tensor): its elements in row-major order as contiguous host bytes (realizes it).
+    backward(tensor, gradient or None): add to `.grad` of every live tensor with requires_grad=True below it.
+    gradient(tensor, targets, gradient or None, materialize): the gradients, one per target.
+    device(name or None): the canonical name of a device; raises DeviceError for unknown ones.
+    """
+
+    realize: Callable[[Sequence[Tensor]], None]
+    read: Callable[[Tensor], memoryview]
+    backward: Callable[[Tensor, Tensor | None], None]
+    gradient: Callable[[Tensor, Sequence[Tensor], Tensor | None, bool], list[Tensor]]
+    device: Callable[[str | None], str]
+
+    def __init__(self) -> None:
+        for name, module in (("realize", "whit.engine"), ("read", "whit.engine"), ("backward", "whit.autograd"),
+                             ("gradient", "whit.autograd"), ("device", "whit.runtime.device")):
+            setattr(self, name, self._on_first_use(name, module))
+
+    def _on_first_use(self, name: str, module: str) -> Callable[..., Any]:
+        def load(*args: Any) -> Any:
+            room = importlib.import_module(module)
+            if getattr(self, name) is load:  # the room has no statement that fills it: take its function of that name
+                setattr(self, name, room.Device.canonical if name == "device" else getattr(room, name))
+            return getattr(self, name)(*args)
+        return load
+
+
+hooks = Hooks()
+
+
+def default_device() -> str:
+    """The device of tensors that name none."""
+    name = DEV.value
+    return name if name in ("CPU", "PYTHON", "NULL") else hooks.device(name)
+
+
+def device_name(name: str | tuple[str, ...] | None) -> str:
+    """The canonical form of a device name."""
+    return default_device() if name is None else hooks.device(name if isinstance(name, str) else name[0])
