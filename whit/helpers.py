@@ -1,4 +1,5 @@
-"""Settings, errors, the disk cache and small pure helpers. Imports nothing of whit; the only file that reads `os.environ`."""
+"""Settings, errors, the disk cache and small pure helpers. Imports nothing of whit; the only file that reads
+`os.environ`."""
 from __future__ import annotations
 
 import contextlib
@@ -16,13 +17,14 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-# ---- errors ----------------------------------------------------------------------------------------------------------
+# ---- errors ------------------------------------------------------------------------------------------------
 
 
 class WhitError(Exception):
     """An error in three parts: what was asked, why it cannot be, what to do.
 
-    >>> print(WhitError("reshape: cannot turn (2, 3) into (4, 2)", because="6 elements into 8", fix="use (3, 2)"))
+    >>> print(WhitError("reshape: cannot turn (2, 3) into (4, 2)", because="6 elements into 8",
+    ...                 fix="use (3, 2)"))
     reshape: cannot turn (2, 3) into (4, 2): 6 elements into 8. To fix: use (3, 2)
     """
 
@@ -32,7 +34,8 @@ class WhitError(Exception):
         super().__init__(text)
 
     def __reduce__(self) -> tuple[type[WhitError], tuple[str, str, str]]:
-        return type(self), (self.asked, self.because, self.fix)  # so that it crosses process borders unchanged
+        # so that it crosses process borders unchanged
+        return type(self), (self.asked, self.because, self.fix)
 
 
 class ShapeError(WhitError, ValueError):
@@ -71,7 +74,7 @@ class IRError(WhitError, ValueError):
     """IR that is not well formed: a spec violation, or text that does not parse."""
 
 
-# ---- settings --------------------------------------------------------------------------------------------------------
+# ---- settings ----------------------------------------------------------------------------------------------
 
 S = TypeVar("S", int, str)
 
@@ -85,19 +88,17 @@ class ContextVar(Generic[S]):
     registry: dict[str, ContextVar[Any]] = {}
 
     def __init__(self, name: str, default: S, help: str) -> None:
-        self.name, self.default, self.help = name, default, help
+        self.name, self.help = name, help
+        self.default: S = default
         self.value: S = self._parse(os.environ[name]) if os.environ.get(name, "") != "" else default
         ContextVar.registry[name] = self
 
     def _parse(self, text: str) -> S:
-        if isinstance(self.default, str):
-            return text
         try:
-            return int(text)
+            return type(self.default)(text)
         except ValueError:
-            raise SettingError(
-                f"{self.name}={text!r}", because="this setting takes a whole number", fix=f"{self.name}: {self.help}"
-            ) from None
+            raise SettingError(f"{self.name}={text!r}", because="this setting takes a whole number",
+                               fix=f"{self.name}: {self.help}") from None
 
     def __bool__(self) -> bool:
         return bool(self.value)
@@ -118,10 +119,12 @@ class Context(contextlib.ContextDecorator):
             var = ContextVar.registry.get(name)
             if var is None:
                 known = ", ".join(sorted(ContextVar.registry))
-                raise SettingError(f"Context({name}={value!r})", because="there is no such setting", fix=f"known: {known}")
+                raise SettingError(f"Context({name}={value!r})", because="there is no such setting",
+                                   fix=f"known: {known}")
             if isinstance(var.default, str) != isinstance(value, str):
                 kind = "text" if isinstance(var.default, str) else "a whole number"
-                raise SettingError(f"Context({name}={value!r})", because=f"it takes {kind}", fix=f"{name}: {var.help}")
+                raise SettingError(f"Context({name}={value!r})", because=f"it takes {kind}",
+                                   fix=f"{name}: {var.help}")
         self.settings = settings
         self.saved: list[dict[str, int | str]] = []
 
@@ -131,24 +134,30 @@ class Context(contextlib.ContextDecorator):
             ContextVar.registry[name].value = value
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None,
+                 tb: TracebackType | None) -> None:
         for name, value in self.saved.pop().items():
             ContextVar.registry[name].value = value
 
 
 DEV = ContextVar("DEV", "CPU", "Default device: CPU, CPU:CLANG, CPU:GCC, PYTHON, NULL or DISK:path.")
-DEBUG = ContextVar("DEBUG", 0, "1: device and cache events. 2: a line per kernel. 3: fusion reasons and opts. 4: source. "
+DEBUG = ContextVar("DEBUG", 0,
+                   "1: device and cache events. 2: a line per kernel. 3: fusion reasons and opts. 4: source. "
                    "5: IR. 6: linear program. 7: machine code.")
 BEAM = ContextVar("BEAM", 0, "Beam width of the kernel search; 0 uses the heuristics.")
 NOOPT = ContextVar("NOOPT", 0, "1: no kernel optimisations at all.")
-JIT = ContextVar("JIT", 1, "0: TinyJit calls its function every time. 1: capture and replay. 2: replay without a native plan.")
+JIT = ContextVar("JIT", 1,
+                 "0: TinyJit calls its function every time. 1: capture and replay. "
+                 "2: replay without a native plan.")
 SPEC = ContextVar("SPEC", 0, "1: check the IR's spec after every pass.")
 VALIDATE = ContextVar("VALIDATE", 0, "1: run every kernel on the reference device too and compare.")
 PROFILE = ContextVar("PROFILE", 0, "1: write a Chrome trace of everything that ran when the process ends.")
 TRAINING = ContextVar("TRAINING", 0, "1: layers such as Dropout and BatchNorm behave as in training.")
 CACHE = ContextVar("CACHE", 1, "0: do not read or write the disk cache.")
-CACHE_DIR = ContextVar("WHIT_CACHE", "", "Folder of the disk cache; default $XDG_CACHE_HOME/whit or ~/.cache/whit.")
-NUM_CPU_THREADS = ContextVar("NUM_CPU_THREADS", 0, "Threads that the CPU device uses; 0: as many as this process may run on.")
+CACHE_DIR = ContextVar("WHIT_CACHE", "",
+                       "Folder of the disk cache; default $XDG_CACHE_HOME/whit or ~/.cache/whit.")
+NUM_CPU_THREADS = ContextVar("NUM_CPU_THREADS", 0,
+                             "Threads that the CPU device uses; 0: as many as this process may run on.")
 SEED = ContextVar("SEED", 0, "Seed of the random numbers when Tensor.manual_seed was not called.")
 
 
@@ -162,7 +171,7 @@ def environment(name: str, default: str = "") -> str:
     return os.environ.get(name, default)
 
 
-# ---- disk cache ------------------------------------------------------------------------------------------------------
+# ---- disk cache --------------------------------------------------------------------------------------------
 
 
 def cache_dir() -> Path:
@@ -176,7 +185,8 @@ _cache_broken = False
 
 
 def cache_get(table: str, key: str) -> bytes | None:
-    """The bytes stored under (table, key), or None. A damaged entry (checksum does not match) counts as absent."""
+    """The bytes stored under (table, key), or None. A damaged entry (checksum does not match) counts as
+    absent."""
     if not CACHE:
         return None
     try:
@@ -188,8 +198,9 @@ def cache_get(table: str, key: str) -> bytes | None:
 
 
 def cache_put(table: str, key: str, body: bytes) -> None:
-    """Store bytes under (table, key): written to a temporary name, then renamed, so that readers and other processes
-    never see half an entry. A folder that cannot be written (read-only, full disk) warns once and is then left alone."""
+    """Store bytes under (table, key): written to a temporary name, then renamed, so that readers and other
+    processes never see half an entry. A folder that cannot be written (read-only, full disk) warns once and
+    is then left alone."""
     global _cache_broken
     if not CACHE or _cache_broken:
         return
@@ -199,12 +210,13 @@ def cache_put(table: str, key: str, body: bytes) -> None:
         write_atomic(folder / key, body + hashlib.blake2b(body, digest_size=16).digest())
     except OSError as error:
         _cache_broken = True
-        warnings.warn(f"disk cache: cannot write {folder}: {error}. Kernels are compiled anew in each process; "
-                      "set WHIT_CACHE to a folder that can be written, or CACHE=0", stacklevel=2)
+        warnings.warn(f"disk cache: cannot write {folder}: {error}. Kernels are compiled anew in each "
+                      "process; set WHIT_CACHE to a folder that can be written, or CACHE=0", stacklevel=2)
 
 
 def write_atomic(path: Path, body: bytes) -> None:
-    """Write a file so that it is either the old one or the whole new one; on failure nothing remains of the new."""
+    """Write a file so that it is either the old one or the whole new one; on failure nothing remains of the
+    new."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -216,7 +228,7 @@ def write_atomic(path: Path, body: bytes) -> None:
         raise
 
 
-# ---- small pure helpers ----------------------------------------------------------------------------------------------
+# ---- small pure helpers ------------------------------------------------------------------------------------
 
 
 def prod(values: Iterable[Any]) -> Any:
@@ -244,7 +256,7 @@ def ceildiv(a: Any, b: Any) -> Any:
 
 def round_up(a: int, b: int) -> int:
     """The least multiple of b that is at least a."""
-    return ceildiv(a, b) * b
+    return -(-a // b) * b
 
 
 def argsort(values: Iterable[int]) -> tuple[int, ...]:

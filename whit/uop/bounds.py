@@ -13,9 +13,11 @@ INDEX_LIMIT = 1 << 62  # index arithmetic never overflows; this stands for "unkn
 
 
 def bounds_of(u: UOp) -> Bounds:
-    """Bounds from the sources' bounds, which must be known. Integer results that could wrap give the dtype's whole range."""
+    """Bounds from the sources' bounds, which must be known. Integer results that could wrap give the dtype's
+    whole range."""
     rule = _RULES.get(u.op)
-    unknown: Bounds = (-INDEX_LIMIT, INDEX_LIMIT) if u.dtype is dtypes.index else (u.dtype.scalar.min, u.dtype.scalar.max) \
+    unknown: Bounds = (-INDEX_LIMIT, INDEX_LIMIT) if u.dtype is dtypes.index else (u.dtype.scalar.min,
+                                                                                   u.dtype.scalar.max) \
         if u.dtype is not dtypes.void else (0, 0)
     if rule is None or u.dtype.is_float or (u.dtype.count > 1 and u.op is not Ops.CONST):
         return unknown

@@ -1,4 +1,5 @@
-"""Element types, their limits, and how they promote (JAX's lattice: jax.readthedocs.io, "Type promotion semantics")."""
+"""Element types, their limits, and how they promote (JAX's lattice: jax.readthedocs.io, "Type promotion
+semantics")."""
 from __future__ import annotations
 
 import math
@@ -16,7 +17,8 @@ PyConst = bool | int | float
 class DType:
     """An element type. `count` > 1 (a hardware vector) exists only in linear programs.
 
-    kind: "b" bool, "i" signed, "u" unsigned, "f" float, "x" index (internal), "v" void, "w" weak Python scalar.
+    kind: "b" bool, "i" signed, "u" unsigned, "f" float, "x" index (internal), "v" void, "w" weak Python
+    scalar.
     """
 
     name: str
@@ -93,7 +95,8 @@ def _vector(scalar: DType, count: int) -> DType:
 
 @dataclass(frozen=True)
 class FloatInfo:
-    """Bits of the exponent (without sign) and of the fraction, exponent bias, greatest finite value, whether inf exists."""
+    """Bits of the exponent (without sign) and of the fraction, exponent bias, greatest finite value, whether
+    inf exists."""
 
     exponent: int
     mantissa: int
@@ -106,7 +109,8 @@ class dtypes:
     """All element types by name, with the aliases of PyTorch and tinygrad."""
 
     void: Final = DType("void", "v", 0)
-    index: Final = DType("index", "x", 64, "q")  # loop counters and addresses: never overflows, never seen by users
+    # loop counters and addresses: never overflows, never seen by users
+    index: Final = DType("index", "x", 64, "q")
     bool: Final = DType("bool", "b", 1, "?")
     int8: Final = DType("int8", "i", 8, "b")
     uint8: Final = DType("uint8", "u", 8, "B")
@@ -185,7 +189,8 @@ class dtypes:
                 return dtypes.int64
             if value <= dtypes.uint64.max and value >= 0:
                 return dtypes.uint64
-            raise DTypeError(f"the integer {value}", because="it fits no integer type of 64 bits", fix="pass a float")
+            raise DTypeError(f"the integer {value}", because="it fits no integer type of 64 bits",
+                             fix="pass a float")
         raise DTypeError(f"a value of type {type(value).__name__}", because="it is no bool, int or float",
                          fix="pass Python scalars, nested lists of them, or a NumPy array")
 
@@ -193,7 +198,8 @@ class dtypes:
     def finfo(dtype: DType) -> FloatInfo:
         """Layout and limits of a float type."""
         if dtype not in FLOAT_INFO:
-            raise DTypeError(f"finfo({dtype})", because="it is not a float type", fix="use dtypes.min and dtypes.max")
+            raise DTypeError(f"finfo({dtype})", because="it is not a float type",
+                             fix="use dtypes.min and dtypes.max")
         return FLOAT_INFO[dtype]
 
 
@@ -210,7 +216,9 @@ FLOAT_INFO: dict[DType, FloatInfo] = {
 }
 
 _BY_NAME: dict[str, DType] = {d.name: d for d in vars(dtypes).values() if isinstance(d, DType)}
-_ALIASES: dict[str, DType] = {n: d for n, d in vars(dtypes).items() if isinstance(d, DType) and not n.startswith("default")}
+_ALIASES: dict[str, DType] = {n: d for n,
+                              d in vars(dtypes).items() if isinstance(d,
+                                                                      DType) and not n.startswith("default")}
 
 
 def dtype_of_name(name: str) -> DType:
@@ -229,7 +237,7 @@ def to_dtype(dtype: DType | str) -> DType:
     return dtype if isinstance(dtype, DType) else dtype_of_name(dtype)
 
 
-# ---- promotion -------------------------------------------------------------------------------------------------------
+# ---- promotion ---------------------------------------------------------------------------------------------
 
 # direct edges of JAX's lattice; the 8-bit floats promote with nothing but integers and Python scalars
 _EDGES: dict[DType, tuple[DType, ...]] = {
@@ -255,14 +263,17 @@ def _above(dtype: DType) -> frozenset[DType]:
 def promote(*types: DType) -> DType:
     """The least upper bound in the lattice. Weak results stay weak.
 
-    >>> promote(dtypes.int8, dtypes.uint8), promote(dtypes.int32, dtypes.float16), promote(dtypes.float32, dtypes.weakfloat)
-    (dtypes.int16, dtypes.float16, dtypes.float32)
+    >>> promote(dtypes.int8, dtypes.uint8), promote(dtypes.int32, dtypes.float16)
+    (dtypes.int16, dtypes.float16)
+    >>> promote(dtypes.float32, dtypes.weakfloat)
+    dtypes.float32
     """
     common = frozenset.intersection(*[_above(t) for t in types])
     least = [t for t in common if common <= _above(t)]
     if not least:
         names = " with ".join(t.name for t in dict.fromkeys(types))
-        raise DTypeError(f"mixing {names}", because="8-bit floats have no implicit promotion", fix="cast one of them")
+        raise DTypeError(f"mixing {names}", because="8-bit floats have no implicit promotion",
+                         fix="cast one of them")
     return least[0]
 
 
@@ -280,13 +291,14 @@ def float_of(dtype: DType) -> DType:
     return dtype if dtype.is_float else dtypes.default_float
 
 
-# ---- values ----------------------------------------------------------------------------------------------------------
+# ---- values ------------------------------------------------------------------------------------------------
 
 
 def round_float(value: float, dtype: DType) -> float:
-    """Round to the nearest value of a float type, ties to even; too large becomes inf (NaN where there is no inf)."""
-    if dtype is dtypes.float64 or math.isnan(value) or math.isinf(value):
-        return math.nan if math.isinf(value) and not FLOAT_INFO.get(dtype, FLOAT_INFO[dtypes.float64]).has_inf else value
+    """Round to the nearest value of a float type, ties to even; too large becomes inf (NaN where there is no
+    inf)."""
+    if dtype is dtypes.float64 or not math.isfinite(value):
+        return math.nan if math.isinf(value) and not FLOAT_INFO[dtype].has_inf else value
     if dtype is dtypes.float32:
         try:
             return float(struct.unpack("f", struct.pack("f", value))[0])
@@ -295,16 +307,19 @@ def round_float(value: float, dtype: DType) -> float:
     info = FLOAT_INFO[dtype]
     if value == 0:
         return value
-    exponent = max(math.frexp(value)[1] - 1, 1 - info.bias)  # of the leading bit; denormals share the least exponent
+    # of the leading bit; denormals share the least exponent
+    exponent = max(math.frexp(value)[1] - 1, 1 - info.bias)
     step = math.ldexp(1.0, exponent - info.mantissa)
-    rounded = round(value / step) * step  # Python rounds halves to even; the division by a power of two is exact
+    # Python rounds halves to even; the division by a power of two is exact
+    rounded = round(value / step) * step
     if abs(rounded) > info.max:
         return math.copysign(math.inf, value) if info.has_inf else math.nan
     return math.copysign(rounded, value)
 
 
 def wrap(value: PyConst, dtype: DType) -> PyConst:
-    """The value as an element of `dtype`: integers wrap in two's complement, floats round, bool tests for non-zero."""
+    """The value as an element of `dtype`: integers wrap in two's complement, floats round, bool tests for
+    non-zero."""
     if dtype.kind == "f":
         try:
             return round_float(float(value), dtype)

@@ -33,8 +33,9 @@ _ANY: Any = object()
 
 @dataclass(frozen=True, eq=False)
 class UPat:
-    """A pattern. None in a field accepts anything; `src` a tuple matches position by position (both orders when the op is
-    commutative), a single UPat matches every source; `name` captures the node, and a name used twice must capture the same."""
+    """A pattern. None in a field accepts anything; `src` a tuple matches position by position (both orders
+    when the op is commutative), a single UPat matches every source; `name` captures the node, and a name used
+    twice must capture the same."""
 
     op: Op | tuple[Op, ...] | frozenset[Op] | None = None
     dtype: DType | tuple[DType, ...] | None = None
@@ -92,13 +93,20 @@ class UPat:
     def minimum(self, o: UPat | PyConst) -> UPat: return self.alu(Ops.MIN, o)
 
     @property
+    def matches_all(self) -> bool:
+        """Whether it tests and captures nothing."""
+        return (self.name is None and self.op is None and self.dtype is None and self.src is None
+                and self.arg is _ANY)
+
+    @property
     def ops(self) -> tuple[Op, ...] | None:
         return None if self.op is None else (self.op,) if isinstance(self.op, Op) else tuple(self.op)
 
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """left -> right. `right` is a pattern (an equation), or a function of the captured nodes (and `ctx`, if it names it)."""
+    """left -> right. `right` is a pattern (an equation), or a function of the captured nodes (and `ctx`, if
+    it names it)."""
 
     name: str
     left: UPat
@@ -108,17 +116,18 @@ class Rule:
 
 
 def rule(function: Callable[..., RuleSpec]) -> Rule:
-    """Turn a function of pattern variables into a Rule. A parameter annotated or defaulted with a DType (or a tuple of them)
-    only matches those; a parameter whose name starts with `c_` only matches constants."""
+    """Turn a function of pattern variables into a Rule. A parameter defaulted with a DType (or a tuple of
+    them) only matches those; a parameter whose name starts with `c_` only matches constants."""
     variables = {}
     for name, parameter in inspect.signature(function).parameters.items():
         wanted = None if parameter.default is inspect.Parameter.empty else parameter.default
         variables[name] = UPat.cvar(name, wanted) if name.startswith("c_") else UPat.var(name, wanted)
     left, right, *guard = function(**variables)
-    return Rule(function.__name__, left, UPat.of(right), guard[0] if guard else None, inspect.getdoc(function) or "")
+    return Rule(function.__name__, left, UPat.of(right), guard[0] if guard else None,
+                inspect.getdoc(function) or "")
 
 
-# ---- compilation -----------------------------------------------------------------------------------------------------
+# ---- compilation -------------------------------------------------------------------------------------------
 
 Matcher: TypeAlias = Callable[[UOp, Any], "UOp | None"]
 
@@ -153,7 +162,8 @@ class _Code:
             self.names[pattern.name] = node
         ops = pattern.ops
         if ops is not None and check_op:
-            self.require(f"{node}.op is {self.bring(ops[0])}" if len(ops) == 1 else f"{node}.op in {self.bring(frozenset(ops))}")
+            self.require(f"{node}.op is {self.bring(ops[0])}" if len(ops) == 1
+                         else f"{node}.op in {self.bring(frozenset(ops))}")
         if pattern.dtype is not None:
             wanted = pattern.dtype if isinstance(pattern.dtype, tuple) else (pattern.dtype,)
             self.require(f"{node}.dtype is {self.bring(wanted[0])}" if len(wanted) == 1
@@ -169,21 +179,22 @@ class _Code:
         if isinstance(pattern.src, tuple):
             self.require(f"len({node}.src) == {len(pattern.src)}")
             for position, sub in enumerate(pattern.src):
-                if sub.name is None and sub.op is None and sub.dtype is None and sub.src is None and sub.arg is _ANY:
+                if sub.matches_all:
                     continue
                 local = f"s{next(self.counter)}"
                 self.lines.append(f"{local} = {node}.src[{position}]")
                 self.match(sub, local)
         elif pattern.src is not None:
             ops_all = pattern.src.ops
-            assert ops_all is not None and pattern.src.src is None, "a repeated source pattern may only test the op"
+            assert ops_all is not None and pattern.src.src is None, "a repeated source may only test the op"
             self.require(f"all(s.op in {self.bring(frozenset(ops_all))} for s in {node}.src)")
 
     def build(self, pattern: UPat, like: str) -> str:
         """An expression that makes the right-hand side; constants take the dtype of `like`."""
         if pattern.name is not None and pattern.name in self.names:
             return self.names[pattern.name]
-        assert isinstance(pattern.op, Op), f"the right-hand side names {pattern.name!r}, which the left does not capture"
+        assert isinstance(pattern.op,
+                          Op), f"the right-hand side names {pattern.name!r}, which the left does not capture"
         if pattern.op is Ops.CONST:
             return f"UOp.const({self.bring(pattern.arg)}, {like}.dtype)"
         assert isinstance(pattern.src, tuple)
@@ -236,7 +247,8 @@ class PatternMatcher:
     """
 
     def __init__(self, rules: Iterable[Rule | tuple[UPat, Callable[..., UOp | None]]]) -> None:
-        self.rules: list[Rule] = [r if isinstance(r, Rule) else Rule(getattr(r[1], "__name__", "rule"), r[0], r[1]) for r in rules]
+        self.rules: list[Rule] = [r if isinstance(r, Rule) else Rule(getattr(r[1], "__name__", "rule"), r[0],
+                                                                     r[1]) for r in rules]
         self.stats: dict[str, int] = {}
         self._table: dict[Op, list[tuple[str, Matcher]]] = {}
         self._compiled: dict[int, list[Matcher]] = {}

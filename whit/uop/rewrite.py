@@ -21,11 +21,13 @@ class Rewriter(Protocol):
 def graph_rewrite(root: UOp, rules: Rewriter, ctx: Any = None, top_down: bool = False) -> UOp:
     """Rewrite every node of the graph until no rule fires.
 
-    Bottom-up (default): a node's sources are final before the node is tried; a replacement is itself processed again.
-    Top-down: a node is tried (to its own fixed point) before its sources are visited, and once more after they changed.
+    Bottom-up (default): a node's sources are final before the node is tried; a replacement is itself
+    processed again. Top-down: a node is tried (to its own fixed point) before its sources are visited, and
+    once more after they changed.
     """
     final: dict[UOp, UOp] = {}
-    # a frame is (node as found, node as it now is, stage): 0 visit the sources, 1 rebuild and rewrite, 2 adopt a result
+    # a frame is (node as found, node as it now is, stage): 0 visit the sources, 1 rebuild and rewrite, 2
+    # adopt a result
     stack: list[tuple[UOp, UOp, int]] = [(root, root, 0)]
     rewrite = rules.rewrite
     steps: dict[UOp, int] = {}
@@ -77,13 +79,15 @@ def graph_rewrite(root: UOp, rules: Rewriter, ctx: Any = None, top_down: bool = 
 
 
 def _endless(node: UOp) -> IRError:
-    return IRError(f"rewriting {node}", because=f"the rules still change it after {LIMIT} steps, so they loop",
+    return IRError(f"rewriting {node}",
+                   because=f"the rules still change it after {LIMIT} steps, so they loop",
                    fix="make every rule's result simpler than its input by one measure")
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A named step of a pipeline: a function from graph to graph. `needs` and `gives` name the spec level before and after."""
+    """A named step of a pipeline: a function from graph to graph. `needs` and `gives` name the spec level
+    before and after."""
 
     name: str
     run: Callable[[UOp, Any], UOp]
@@ -92,7 +96,8 @@ class Pass:
     doc: str = ""
 
 
-def rule_pass(name: str, rules: Rewriter, needs: str, gives: str | None = None, top_down: bool = False, doc: str = "") -> Pass:
+def rule_pass(name: str, rules: Rewriter, needs: str, gives: str | None = None, top_down: bool = False,
+              doc: str = "") -> Pass:
     """A pass that is one rule set run to its fixed point."""
     return Pass(name, lambda root, ctx: graph_rewrite(root, rules, ctx, top_down), needs, gives or needs, doc)
 

@@ -1,7 +1,8 @@
 """Index algebra: every index expression has one canonical form, found through its linear form.
 
-A linear form is a constant plus integer multiples of *terms* (ranges, variables, quotients, remainders, …). Index arithmetic
-never overflows, so the integers' own laws hold here; they are never applied to the user's integers, which wrap.
+A linear form is a constant plus integer multiples of *terms* (ranges, variables, quotients, remainders, …).
+Index arithmetic never overflows, so the integers' own laws hold here; they are never applied to the user's
+integers, which wrap.
 """
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def linear_form(u: UOp) -> Linear:
 
 
 def _order(item: tuple[UOp, int]) -> tuple[int, int, str, bytes]:
-    """Canonical order of terms: large strides first, then ranges by number, then anything else by its digest."""
+    """Canonical order of terms: large strides first, then ranges by number, then anything else by its digest.
+    """
     term, factor = item
     if term.op is Ops.RANGE:
         return -abs(factor), term.arg.uid, "", b""
@@ -72,7 +74,8 @@ def floordiv(u: UOp, divisor: int) -> UOp:
     assert divisor > 0, f"division by {divisor}"
     if divisor == 1:
         return u
-    if u.op is Ops.FLOORDIV and u.src[1].op is Ops.CONST and u.src[1].arg > 0:  # (x // a) // b == x // (a * b)
+    # (x // a) // b == x // (a * b)
+    if u.op is Ops.FLOORDIV and u.src[1].op is Ops.CONST and u.src[1].arg > 0:
         return floordiv(u.src[0], u.src[1].arg * divisor)
     whole, rest, constant = _split(u, divisor)
     low, high = linear_bounds(rest, constant)
@@ -81,7 +84,8 @@ def floordiv(u: UOp, divisor: int) -> UOp:
     carry, constant = divmod(constant, divisor)
     common = math.gcd(divisor, *rest.values())
     if common > 1:  # (common * r + c) // (common * d) == (r + c // common) // d
-        rest, constant, divisor = {t: f // common for t, f in rest.items()}, constant // common, divisor // common
+        rest, constant, divisor = {t: f // common for t,
+                                   f in rest.items()}, constant // common, divisor // common
         if divisor == 1:
             return simplify_sum(from_linear(whole, carry), from_linear(rest, constant))
     rest, constant, divisor = _drop_small(rest, constant, divisor)
@@ -90,13 +94,14 @@ def floordiv(u: UOp, divisor: int) -> UOp:
 
 
 def _drop_small(rest: dict[UOp, int], constant: int, divisor: int) -> tuple[dict[UOp, int], int, int]:
-    """(g * r + s) // d == r // (d / g) when g divides d and 0 <= s < g: terms that never carry do not matter."""
+    """(g * r + s) // d == r // (d / g) when g divides d and 0 <= s < g: terms that never carry do not matter.
+    """
     for step in sorted({abs(f) for f in rest.values()}, reverse=True):
         if step > 1 and divisor % step == 0:
             small = {t: f for t, f in rest.items() if f % step}
             large = {t: f // step for t, f in rest.items() if f % step == 0}
             low, high = linear_bounds(small, constant % step)
-            if large and 0 <= low and high < step:
+            if large and low >= 0 and high < step:
                 return large, constant // step, divisor // step
     return rest, constant, divisor
 
@@ -119,7 +124,8 @@ def floormod(u: UOp, divisor: int) -> UOp:
     assert divisor > 0, f"remainder by {divisor}"
     if divisor == 1:
         return UOp.index(0)
-    if u.op is Ops.FLOORMOD and u.src[1].op is Ops.CONST and u.src[1].arg % divisor == 0:  # (x % (a * b)) % b == x % b
+    # (x % (a * b)) % b == x % b
+    if u.op is Ops.FLOORMOD and u.src[1].op is Ops.CONST and u.src[1].arg % divisor == 0:
         return floormod(u.src[0], divisor)
     _, rest, constant = _split(u, divisor)
     low, high = linear_bounds(rest, constant)
@@ -128,14 +134,15 @@ def floormod(u: UOp, divisor: int) -> UOp:
     constant %= divisor
     common = math.gcd(divisor, *rest.values())
     if common > 1:  # (common * r + c) % (common * d) == common * ((r + c // common) % d) + c % common
-        outer = floormod(from_linear({t: f // common for t, f in rest.items()}, constant // common), divisor // common)
+        outer = floormod(from_linear({t: f // common for t, f in rest.items()}, constant // common),
+                         divisor // common)
         return simplify_sum(outer * common, UOp.index(constant % common))
     for step in sorted({abs(f) for f in rest.values()}, reverse=True):
         if step > 1 and divisor % step == 0:  # (g * r + s) % d == g * (r % (d / g)) + s when 0 <= s < g
             small = {t: f for t, f in rest.items() if f % step}
             large = {t: f // step for t, f in rest.items() if f % step == 0}
             low, high = linear_bounds(small, constant % step)
-            if large and small and 0 <= low and high < step:
+            if large and small and low >= 0 and high < step:
                 outer = floormod(from_linear(large, constant // step), divisor // step)
                 return simplify_sum(outer * step, from_linear(small, constant % step))
     return UOp(Ops.FLOORMOD, dtypes.index, (from_linear(rest, constant), UOp.index(divisor)))
@@ -154,16 +161,16 @@ def simplify_sum(*parts: UOp) -> UOp:
     for term in [t for t in terms if t.op is Ops.FLOORMOD and t.src[1].op is Ops.CONST]:
         divisor = term.src[1].arg
         quotient = floordiv(term.src[0], divisor)
-        factor = terms.get(term)
-        if factor is not None and terms.get(quotient) == factor * divisor:
+        count = terms[term]
+        if terms.get(quotient) == count * divisor:
             del terms[term], terms[quotient]
-            return simplify_sum(from_linear(terms, constant), *[term.src[0] * factor])
+            return simplify_sum(from_linear(terms, constant), term.src[0] * count)
     return from_linear(terms, constant)
 
 
 def simplify(u: UOp) -> UOp:
-    """The canonical form of an expression of index arithmetic, comparisons and bools; other nodes keep their op but get
-    canonical sources."""
+    """The canonical form of an expression of index arithmetic, comparisons and bools; other nodes keep their
+    op but get canonical sources."""
     memo: dict[UOp, UOp] = {}
     for node in u.toposort(lambda n: n in memo):
         src = tuple([memo[s] for s in node.src])
@@ -184,12 +191,9 @@ def _simplify_node(u: UOp, src: tuple[UOp, ...]) -> UOp:
                 terms, constant = linear_form(a)
                 return from_linear({t: f * b.arg for t, f in terms.items() if f * b.arg}, constant * b.arg)
             return _distribute(a, b)
-        if op in (Ops.FLOORDIV, Ops.TRUNCDIV) and src[1].op is Ops.CONST and src[1].arg > 0:
-            if op is Ops.FLOORDIV or src[0].vmin >= 0:
-                return floordiv(src[0], src[1].arg)
-        if op in (Ops.FLOORMOD, Ops.TRUNCMOD) and src[1].op is Ops.CONST and src[1].arg > 0:
-            if op is Ops.FLOORMOD or src[0].vmin >= 0:
-                return floormod(src[0], src[1].arg)
+        if op in _DIVISIONS and src[1].op is Ops.CONST and src[1].arg > 0 \
+                and (op in (Ops.FLOORDIV, Ops.FLOORMOD) or src[0].vmin >= 0):
+            return (floordiv if op in (Ops.FLOORDIV, Ops.TRUNCDIV) else floormod)(src[0], src[1].arg)
         if op in (Ops.FLOORDIV, Ops.FLOORMOD):
             return _symbolic_division(op, *src)
         if op in (Ops.MAX, Ops.MIN):
@@ -216,6 +220,7 @@ def _simplify_node(u: UOp, src: tuple[UOp, ...]) -> UOp:
 
 
 _INDEX_COMPARES = (Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ, Ops.CMPNE)
+_DIVISIONS = (Ops.FLOORDIV, Ops.TRUNCDIV, Ops.FLOORMOD, Ops.TRUNCMOD)
 
 
 def _distribute(a: UOp, b: UOp) -> UOp:
@@ -223,8 +228,10 @@ def _distribute(a: UOp, b: UOp) -> UOp:
     left, extra = linear_form(a)
     right, more = linear_form(b)
     terms: dict[UOp, int] = {}
-    for x, f in [*left.items(), (None, extra)]:
-        for y, g in [*right.items(), (None, more)]:
+    rows: list[tuple[UOp | None, int]] = [*left.items(), (None, extra)]
+    columns: list[tuple[UOp | None, int]] = [*right.items(), (None, more)]
+    for x, f in rows:
+        for y, g in columns:
             if f * g == 0:
                 continue
             key = x if y is None else y if x is None else _product(x, y)
@@ -253,7 +260,7 @@ def _product(x: UOp, y: UOp) -> UOp:
 
 
 def _factors(term: UOp) -> list[UOp]:
-    return _factors(term.src[0]) + [term.src[1]] if term.op is Ops.MUL else [term]
+    return [*_factors(term.src[0]), term.src[1]] if term.op is Ops.MUL else [term]
 
 
 def _symbolic_division(op: object, a: UOp, divisor: UOp) -> UOp:
@@ -282,7 +289,8 @@ def _symbolic_division(op: object, a: UOp, divisor: UOp) -> UOp:
 
 
 def _always_less(rest: dict[UOp, int], constant: int, divisor: UOp) -> bool:
-    """Whether rest + constant < divisor for certain: by bounds, or because it is a RANGE of just that size."""
+    """Whether rest + constant < divisor for certain: by bounds, or because it is a RANGE of just that size.
+    """
     if linear_bounds(rest, constant)[1] < divisor.vmin:
         return True
     if constant == 0 and len(rest) == 1:
@@ -292,7 +300,8 @@ def _always_less(rest: dict[UOp, int], constant: int, divisor: UOp) -> bool:
 
 
 def _compare(u: UOp) -> UOp:
-    """Comparisons of index expressions: decide by the bounds of the difference; move the constant to the right."""
+    """Comparisons of index expressions: decide by the bounds of the difference; move the constant to the
+    right."""
     if u.vmin == u.vmax:
         return UOp.const(u.vmin, dtypes.bool)
     terms, constant = linear_form(u.src[0])

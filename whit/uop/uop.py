@@ -1,4 +1,5 @@
-"""The one node type of the IR: immutable, hash-consed, with shape, device, ranges and bounds derived and memoised."""
+"""The one node type of the IR: immutable, hash-consed, with shape, device, ranges and bounds derived and
+memoised."""
 from __future__ import annotations
 
 import hashlib
@@ -17,7 +18,7 @@ from whit.uop.ops import AxisType, Op, Ops
 Sint: TypeAlias = "int | UOp"  # a size or offset: a Python int, or an index expression of Variables
 Shape: TypeAlias = "tuple[Sint, ...]"
 
-# ---- arguments of nodes ----------------------------------------------------------------------------------------------
+# ---- arguments of nodes ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +88,9 @@ class LocalArg:
     shared: bool
 
 
-# ---- the node --------------------------------------------------------------------------------------------------------
+# ---- the node ----------------------------------------------------------------------------------------------
 
-_interned: dict[Any, weakref.ref[UOp]] = {}
+_interned: dict[Any, _Ref] = {}
 _uids = itertools.count()
 
 
@@ -104,8 +105,9 @@ class _Ref(weakref.ref["UOp"]):
 
 
 def _forget(ref: Any) -> None:
-    if _interned.get(ref.key) is ref:
-        del _interned[ref.key]
+    key = ref.key
+    if _interned.get(key) is ref:
+        del _interned[key]
 
 
 def _const_key(arg: Any) -> Any:
@@ -120,7 +122,19 @@ def _const_key(arg: Any) -> Any:
 class UOp:
     """A node `op(src…)` with `dtype` and `arg`. Equal nodes are the same object, so compare with `is`."""
 
-    __slots__ = ("op", "dtype", "src", "arg", "shape", "device", "_key", "_bounds", "_ranges", "_memo", "__weakref__")
+    __slots__ = (
+        "__weakref__",
+        "_bounds",
+        "_key",
+        "_memo",
+        "_ranges",
+        "arg",
+        "device",
+        "dtype",
+        "op",
+        "shape",
+        "src",
+    )
     op: Op
     dtype: DType
     src: tuple[UOp, ...]
@@ -158,7 +172,8 @@ class UOp:
     def replace(self, *, op: Op | None = None, dtype: DType | None = None, src: tuple[UOp, ...] | None = None,
                 arg: Any = ...) -> UOp:
         """The same node with some fields changed."""
-        return UOp(op or self.op, dtype or self.dtype, self.src if src is None else src, self.arg if arg is ... else arg)
+        return UOp(op or self.op, dtype or self.dtype, self.src if src is None else src,
+                   self.arg if arg is ... else arg)
 
     # ---- derived
 
@@ -172,7 +187,8 @@ class UOp:
         return prod(self.shape)  # type: ignore[no-any-return]
 
     def toposort(self, stop: Callable[[UOp], bool] | None = None) -> list[UOp]:
-        """All nodes reachable through src, sources first, each once. Below a node for which `stop` holds nothing is visited."""
+        """All nodes reachable through src, sources first, each once. Below a node for which `stop` holds
+        nothing is visited."""
         done: dict[UOp, None] = {}
         stack: list[tuple[UOp, bool]] = [(self, False)]
         while stack:
@@ -250,7 +266,8 @@ class UOp:
     @staticmethod
     def range(size: Sint, axis: AxisType = AxisType.LOOP, uid: int | None = None) -> UOp:
         """A new loop variable 0 … size-1."""
-        return UOp(Ops.RANGE, dtypes.index, (UOp.index(size),), RangeArg(fresh_uid() if uid is None else uid, axis))
+        return UOp(Ops.RANGE, dtypes.index, (UOp.index(size),),
+                   RangeArg(fresh_uid() if uid is None else uid, axis))
 
     @staticmethod
     def variable(name: str, min: int, max: int) -> UOp:
@@ -290,7 +307,8 @@ class UOp:
         if dtype is self.dtype:
             return self
         if dtype.bitsize != self.dtype.bitsize:
-            raise DTypeError(f"bitcast {self.dtype} to {dtype}", because=f"{self.dtype.bitsize} bits into {dtype.bitsize}",
+            raise DTypeError(f"bitcast {self.dtype} to {dtype}",
+                             because=f"{self.dtype.bitsize} bits into {dtype.bitsize}",
                              fix="use types of the same width")
         return UOp(Ops.BITCAST, dtype, (self,))
 
@@ -299,11 +317,13 @@ class UOp:
     def reshape(self, shape: Shape) -> UOp:
         if shape == self.shape:
             return self
-        return UOp(Ops.RESHAPE, self.dtype, (self.src[0] if self.op is Ops.RESHAPE else self,), shape).collapse()
+        return UOp(Ops.RESHAPE, self.dtype, (self.src[0] if self.op is Ops.RESHAPE else self,),
+                   shape).collapse()
 
     def collapse(self) -> UOp:
         """A movement op that changes nothing is its source."""
-        return self.src[0] if self.shape == self.src[0].shape and self.op in (Ops.RESHAPE, Ops.EXPAND) else self
+        return self.src[0] if self.shape == self.src[0].shape and self.op in (Ops.RESHAPE,
+                                                                              Ops.EXPAND) else self
 
     def permute(self, axes: tuple[int, ...]) -> UOp:
         return self if axes == tuple(range(self.ndim)) else UOp(Ops.PERMUTE, self.dtype, (self,), axes)
@@ -358,7 +378,8 @@ class UOp:
         return alu(Ops.ADD, self, self._operand(other))
 
     def __radd__(self, other: PyConst) -> UOp:
-        return alu(Ops.ADD, self, self._operand(other)) if self.dtype is dtypes.index else alu(Ops.ADD, self._operand(other), self)
+        a, b = self._operand(other), self
+        return alu(Ops.ADD, b, a) if self.dtype is dtypes.index else alu(Ops.ADD, a, b)
 
     def __sub__(self, other: UOp | PyConst) -> UOp:
         other = self._operand(other)
@@ -371,7 +392,8 @@ class UOp:
         return alu(Ops.MUL, self, self._operand(other))
 
     def __rmul__(self, other: PyConst) -> UOp:
-        return alu(Ops.MUL, self, self._operand(other)) if self.dtype is dtypes.index else alu(Ops.MUL, self._operand(other), self)
+        a, b = self._operand(other), self
+        return alu(Ops.MUL, b, a) if self.dtype is dtypes.index else alu(Ops.MUL, a, b)
 
     def __neg__(self) -> UOp:
         return alu(Ops.MUL, self, self.const_like(-1)) if self.dtype is dtypes.index else alu(Ops.NEG, self)
@@ -455,7 +477,8 @@ class UOp:
 
 
 def alu(op: Op, *src: UOp) -> UOp:
-    """An elementwise node: comparisons give bool, everything else the dtype of the last operand (shifts: the first)."""
+    """An elementwise node: comparisons give bool, everything else the dtype of the last operand (shifts: the
+    first)."""
     if op.category == "compare":
         dtype = dtypes.bool if src[0].dtype.count == 1 else dtypes.bool.vec(src[0].dtype.count)
     else:
@@ -492,15 +515,17 @@ def _fold_index(op: Op, src: tuple[UOp, ...]) -> UOp | None:
 
 
 def cast_value(value: PyConst, dtype: DType) -> PyConst:
-    """CAST on a Python scalar. Floats outside of an integer type saturate and NaN gives 0, as the kernels do."""
+    """CAST on a Python scalar. Floats outside of an integer type saturate and NaN gives 0, as the kernels do.
+    """
     if isinstance(value, float) and (dtype.is_int or dtype.kind == "x"):
         if math.isnan(value):
             return 0
-        return int(min(max(value, dtype.min), dtype.max)) if abs(value) != math.inf else (dtype.max if value > 0 else dtype.min)
+        return int(min(max(value, dtype.min),
+                       dtype.max)) if abs(value) != math.inf else (dtype.max if value > 0 else dtype.min)
     return wrap(value, dtype)
 
 
-# ---- derived properties, one function each ---------------------------------------------------------------------------
+# ---- derived properties, one function each -----------------------------------------------------------------
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
@@ -517,8 +542,9 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
     for sizes in zip(*[(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes], strict=True):
         wide = {size for size in sizes if not (isinstance(size, int) and size == 1)}
         if len(wide) > 1:
-            raise ShapeError("broadcast " + " with ".join(str(show_shape(s)) for s in shapes),
-                             because=f"sizes {' and '.join(str(show_size(w)) for w in sorted(wide, key=str))} differ and none is 1",
+            named = " and ".join(sorted(show_size(size) for size in wide))
+            raise ShapeError("broadcast " + " with ".join(show_shape(s) for s in shapes),
+                             because=f"sizes {named} differ and none is 1",
                              fix="reshape or expand one of them")
         result.append(wide.pop() if wide else 1)
     return tuple(result)
@@ -574,7 +600,8 @@ def _same_size(a: Sint, b: Sint) -> bool:
 def _shape_permute(u: UOp) -> Shape:
     old = u.src[0].shape
     if sorted(u.arg) != list(range(len(old))):
-        raise ShapeError(f"permute {show_shape(old)} by {u.arg}", because=f"the axes must be 0 … {len(old) - 1}, each once",
+        raise ShapeError(f"permute {show_shape(old)} by {u.arg}",
+                         because=f"the axes must be 0 … {len(old) - 1}, each once",
                          fix="name every axis once")
     return tuple([old[axis] for axis in u.arg])
 
@@ -582,7 +609,8 @@ def _shape_permute(u: UOp) -> Shape:
 def _shape_expand(u: UOp) -> Shape:
     old, new = u.src[0].shape, u.arg
     if len(old) != len(new) or any(a != b and a != 1 for a, b in zip(old, new, strict=True)):
-        raise ShapeError(f"expand {show_shape(old)} to {show_shape(new)}", because="only axes of size 1 can be expanded",
+        raise ShapeError(f"expand {show_shape(old)} to {show_shape(new)}",
+                         because="only axes of size 1 can be expanded",
                          fix="reshape first so that the expanded axes have size 1")
     return tuple(new)
 
@@ -590,7 +618,8 @@ def _shape_expand(u: UOp) -> Shape:
 def _shape_pad(u: UOp) -> Shape:
     old = u.src[0].shape
     if len(u.arg) != len(old) or any(isinstance(w, int) and w < 0 for pair in u.arg for w in pair):
-        raise ShapeError(f"pad {show_shape(old)} by {u.arg}", because="it takes one (before, after) >= 0 per axis",
+        raise ShapeError(f"pad {show_shape(old)} by {u.arg}",
+                         because="it takes one (before, after) >= 0 per axis",
                          fix="use shrink to remove elements")
     return tuple([size + before + after for size, (before, after) in zip(old, u.arg, strict=True)])
 
@@ -598,10 +627,13 @@ def _shape_pad(u: UOp) -> Shape:
 def _shape_shrink(u: UOp) -> Shape:
     old = u.src[0].shape
     if len(u.arg) != len(old):
-        raise ShapeError(f"shrink {show_shape(old)} to {u.arg}", because="it takes one (start, stop) per axis", fix="name every axis")
+        raise ShapeError(f"shrink {show_shape(old)} to {u.arg}",
+                         because="it takes one (start, stop) per axis", fix="name every axis")
     for size, (start, stop) in zip(old, u.arg, strict=True):
-        if isinstance(size, int) and isinstance(start, int) and isinstance(stop, int) and not 0 <= start <= stop <= size:
-            raise ShapeError(f"shrink {show_shape(old)} to {u.arg}", because=f"({start}, {stop}) is not within 0 … {size}",
+        known = isinstance(size, int) and isinstance(start, int) and isinstance(stop, int)
+        if known and not 0 <= start <= stop <= size:
+            raise ShapeError(f"shrink {show_shape(old)} to {u.arg}",
+                             because=f"({start}, {stop}) is not within 0 … {size}",
                              fix="keep 0 <= start <= stop <= size")
     result: list[Sint] = []
     for start, stop in u.arg:
@@ -672,7 +704,8 @@ def stable_text(arg: Any) -> str:
     if isinstance(arg, tuple):
         return "(" + ",".join([stable_text(item) for item in arg]) + ")"
     if is_dataclass(arg) and not isinstance(arg, (type, Op)):
-        return type(arg).__name__ + "(" + ",".join([stable_text(getattr(arg, f.name)) for f in fields(arg)]) + ")"
+        return type(arg).__name__ + "(" + ",".join([stable_text(getattr(arg,
+                                                                        f.name)) for f in fields(arg)]) + ")"
     return repr(arg)
 
 
