@@ -17,7 +17,8 @@ def gradient(outputs: Sequence[UOp], inputs: Sequence[UOp], upstreams: Sequence[
     again.
     """
     order = _order(outputs)
-    wanted = set(inputs)
+    anchors = [_anchor(node) for node in inputs]
+    wanted = set(anchors)
     on_path: set[UOp] = set()
     for node in order:
         if node in wanted or any(source in on_path for source in _edges(node)):
@@ -31,7 +32,13 @@ def gradient(outputs: Sequence[UOp], inputs: Sequence[UOp], upstreams: Sequence[
             _spread(node, g, on_path, sums)
             if node not in wanted:
                 del sums[node]
-    return [_result(node, sums, on_path) for node in inputs]
+    return [_result(node, anchor, sums, on_path) for node, anchor in zip(inputs, anchors, strict=True)]
+
+
+def _anchor(node: UOp) -> UOp:
+    """Where gradients of an input are gathered: for a shaped BUFFER the BUFFER itself, because a reshape of a
+    reshape is built on the source and would pass the shaped node by."""
+    return node.src[0] if node.op is Ops.RESHAPE and node.src[0].op is Ops.BUFFER else node
 
 
 def _spread(node: UOp, g: UOp, on_path: set[UOp], sums: dict[UOp, UOp]) -> None:
@@ -50,11 +57,11 @@ def _add(sums: dict[UOp, UOp], node: UOp, part: UOp) -> None:
     sums[node] = part if old is None else old.alu(Ops.ADD, part)
 
 
-def _result(node: UOp, sums: dict[UOp, UOp], on_path: set[UOp]) -> UOp | None:
+def _result(node: UOp, anchor: UOp, sums: dict[UOp, UOp], on_path: set[UOp]) -> UOp | None:
     """The sum; zeros where the output depends on the input through steps only (floor)."""
-    if node in sums:
-        return sums[node]
-    if node not in on_path:
+    if anchor in sums:
+        return sums[anchor].reshape(node.shape)
+    if anchor not in on_path:
         return None
     return node.const_like(0).reshape((1,) * node.ndim).expand(node.shape)
 
