@@ -1,6 +1,11 @@
-"""Gradients: one rule per op (`rules.py`), and the walk that applies them (`gradient.py`). Tensor graph to
-tensor graph."""
+"""Gradients: one rule per op (`rules.py`), the walk that applies them (`gradient.py`), and the methods of
+Tensor that use it (`tensors.py`). Tensor graph to tensor graph."""
 from whit.autograd.gradient import gradient
 from whit.autograd.rules import RULES
+from whit.autograd.tensors import backward, gradients
+from whit.tensor.storage import hooks
 
-__all__ = ["RULES", "gradient"]
+hooks.backward = backward
+hooks.gradient = gradients
+
+__all__ = ["RULES", "backward", "gradient", "gradients"]
