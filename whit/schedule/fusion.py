@@ -1,0 +1,305 @@
+"""Fusion: which values get memory of their own (a *home*: one kernel), and which are computed inside their consumers.
+
+Walk from outputs to inputs. Each node collects the places at which homes want its elements; the number of times it would be
+evaluated, given which loops its place depends on, is weighed against the cost of writing it once and reading it back.
+Every decision carries its reason (DEBUG=3 prints it).
+
+Units of cost: one vectorised arithmetic operation on one element (about 0.02 ns a core).
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from whit.helpers import prod
+from whit.schedule.movement import (ZERO, Place, contiguous_view, flat_index, operand_place, stripped, through,
+                                    unbound_shape)
+from whit.uop import AxisType, Op, Ops, Sint, UOp, dtypes
+
+OP_COST: dict[Op, float] = {Ops.FDIV: 4, Ops.RECIPROCAL: 4, Ops.SQRT: 4, Ops.EXP2: 10, Ops.LOG2: 12, Ops.SIN: 25, Ops.ERF: 20,
+                            Ops.POW: 40, Ops.THREEFRY: 80, Ops.FLOORDIV: 10, Ops.FLOORMOD: 10, Ops.TRUNCDIV: 10, Ops.TRUNCMOD: 10}
+LAUNCH = 40_000.0  # starting one more kernel
+READ = 1.5  # reading a value again that is in the nearest cache
+NEAR, FAR = 5.0, 16.0  # moving an element through a near cache, through memory
+NEAR_BYTES = 1 << 19
+RELUCTANCE = 1.5  # recomputing must cost this much more than memory before a value is written
+SHARED_COST = 8.0  # a value used twice and at least this dear will be written by one of its users
+SMALL_WORK = 200_000.0  # below this a kernel needs no parallelism
+FEW_ROWS = 8  # fewer outer iterations than this cannot feed the threads
+CHAIN_LIMIT = 256  # ops fused into one kernel at most
+
+
+@dataclass(eq=False)
+class Home:
+    """A value that is written to memory: one kernel before merging. `node` is the value, or a STORE into existing memory."""
+
+    node: UOp
+    reason: str
+    ranges: tuple[UOp, ...] = ()
+    order: list[UOp] = field(default_factory=list)  # output loops, outermost first
+    hoisted: list[frozenset[UOp]] = field(default_factory=list)  # sets of output loops that must come first, by inclusion
+    reduces: dict[tuple[UOp, Place], tuple[UOp, ...]] = field(default_factory=dict)
+    enclosing: dict[UOp, frozenset[UOp]] = field(default_factory=dict)  # loops around each reduce loop, itself included
+    next_uid: int = 0
+
+    def __post_init__(self) -> None:
+        self.ranges = self.new_ranges(unbound_shape(self.value.shape), AxisType.LOOP)
+        self.order = [r for r in self.ranges if r.op is Ops.RANGE]
+
+    @property
+    def value(self) -> UOp:
+        """The expression whose elements the kernel computes."""
+        return self.node.src[1] if self.node.op is Ops.STORE else self.node
+
+    @property
+    def place(self) -> Place:
+        return Place(self.ranges)
+
+    def new_ranges(self, sizes: tuple[Sint, ...], axis: AxisType) -> tuple[UOp, ...]:
+        """A loop per axis; axes of size 1 need none. Numbered from 0 in each home, so that equal kernels are one object."""
+        made = []
+        for size in sizes:
+            if isinstance(size, int) and size == 1:
+                made.append(ZERO)
+            else:
+                made.append(UOp.range(size, axis, self.next_uid))
+                self.next_uid += 1
+        return tuple(made)
+
+    def reduce_ranges(self, node: UOp, place: Place) -> tuple[UOp, ...]:
+        """The loops of a REDUCE evaluated at a place."""
+        found = self.reduces.get((node, place))
+        if found is None:
+            shape = unbound_shape(node.src[0].shape)
+            found = self.reduces[node, place] = self.new_ranges(tuple([shape[a] for a in node.arg.axes]), AxisType.REDUCE)
+            around = self.closure(loops_of(place))
+            for loop in found:
+                if loop.op is Ops.RANGE:
+                    around = around | {loop}
+                    self.enclosing[loop] = around
+        return found
+
+    def closure(self, loops: frozenset[UOp]) -> frozenset[UOp]:
+        """All loops that run around a computation which depends on `loops`."""
+        around = set(loops)
+        deepest = -1
+        for loop in loops:
+            outer = self.enclosing.get(loop)
+            if outer is not None:
+                around |= outer
+        for position, loop in enumerate(self.order):
+            if loop in around:
+                deepest = position
+        around.update(self.order[:deepest + 1])
+        return frozenset(around)
+
+    def evaluations(self, place: Place) -> float:
+        """How often something that depends on this place is computed."""
+        return product_of_sizes(self.closure(loops_of(place)))
+
+    def hoist(self, place: Place) -> bool:
+        """Make the output loops of `place` the outermost, if what was hoisted before allows it."""
+        wanted = loops_of(place)
+        if any(loop in self.enclosing for loop in wanted):
+            return False
+        if not all(wanted <= other or other <= wanted for other in self.hoisted):
+            return False
+        if wanted not in self.hoisted:
+            self.hoisted.append(wanted)
+            self.hoisted.sort(key=len)
+            rank = {loop: next((i for i, s in enumerate(self.hoisted) if loop in s), len(self.hoisted)) for loop in self.order}
+            self.order.sort(key=lambda loop: (rank[loop], loop.arg.uid))
+        return True
+
+
+def loops_of(place: Place) -> frozenset[UOp]:
+    """The RANGEs that a place depends on."""
+    result: frozenset[UOp] = frozenset()
+    for idx in place.idxs:
+        result |= idx.ranges
+    return result if place.valid is None else result | place.valid.ranges
+
+
+def product_of_sizes(loops: frozenset[UOp]) -> float:
+    return float(prod([max(1, loop.src[0].vmax) for loop in loops]))
+
+
+def count(node: UOp) -> float:
+    """Number of elements; symbolic sizes at their greatest."""
+    return float(prod([size if isinstance(size, int) else size.vmax for size in node.shape]))
+
+
+@dataclass
+class Costs:
+    """Per element of a node: cost of computing it, ops in its expression; whether it reads memory at all."""
+
+    cost: dict[UOp, float] = field(default_factory=dict)
+    ops: dict[UOp, int] = field(default_factory=dict)
+    reads: dict[UOp, bool] = field(default_factory=dict)
+
+
+def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
+    """Cost of every node if it is computed from what will surely be in memory. Adds over-long chains to `forced`."""
+    users: dict[UOp, int] = {}
+    for node in nodes:
+        for source in node.src:
+            users[source] = users.get(source, 0) + 1
+    result = Costs()
+    seen: dict[UOp, tuple[float, int, bool]] = {}  # what a consumer sees
+    for node in nodes:
+        cost, ops, reads = _own_cost(node, seen)
+        result.cost[node], result.ops[node], result.reads[node] = cost, ops, reads
+        if ops > CHAIN_LIMIT and not node.op.is_movement and node not in forced and node.op not in (Ops.SINK, Ops.STORE):
+            forced[node] = f"more than {CHAIN_LIMIT} fused ops"
+        shared = users.get(node, 0) > 1 and cost >= SHARED_COST and node.op not in _VIEWS
+        in_memory = node in forced or node.op in (Ops.BUFFER, Ops.AFTER, Ops.COPY) or (shared and reads)
+        seen[node] = (1.0, 1, True) if in_memory else (cost, ops, reads)
+    return result
+
+
+_VIEWS = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND, Ops.PAD, Ops.SHRINK, Ops.FLIP, Ops.DETACH})
+
+
+def _own_cost(node: UOp, seen: dict[UOp, tuple[float, int, bool]]) -> tuple[float, int, bool]:
+    op = node.op
+    if op in (Ops.BUFFER, Ops.AFTER, Ops.COPY):
+        return 1.0, 1, True
+    if not node.src or op is Ops.BIND:
+        return (0.0 if op is Ops.CONST else 0.5), 0, False
+    size = max(1.0, count(node))
+    cost, ops, reads = 0.0, 0, False
+    for source in node.src:
+        c, o, r = seen[source]
+        cost += c * min(1.0, count(source) / size) if op is not Ops.REDUCE else c
+        ops, reads = ops + o, reads or r
+    if op is Ops.REDUCE:
+        return (cost + 1.0) * max(1.0, count(node.src[0]) / size), ops + 1, reads
+    if op in _VIEWS or op is Ops.CONTIGUOUS:
+        return cost, ops, reads
+    return cost + OP_COST.get(op, 2.0 if op is Ops.TAKE else 1.0), ops + 1, reads
+
+
+@dataclass
+class Fusion:
+    """The decisions: homes in the order found (consumers first), and where each memory read happens."""
+
+    homes: dict[UOp, Home]
+    reads: dict[UOp, list[tuple[Home, Place]]]  # BUFFER and AFTER nodes -> who reads them where
+
+
+def decide(root: UOp, outputs: dict[UOp, str]) -> Fusion:
+    """Choose the homes for a SINK of tensors. `outputs`: nodes that must have memory, with the reason."""
+    nodes = root.toposort()
+    forced = dict(outputs)
+    for node in nodes:
+        if node.op is Ops.COPY:
+            forced[node] = "copied between devices"
+            if contiguous_view(node.src[0]) is None:
+                forced.setdefault(stripped(node.src[0]), "source of a copy")
+        elif node.op is Ops.CONTIGUOUS and contiguous_view(node) is None:
+            forced.setdefault(stripped(node), "contiguous() was called")
+    costs = estimate(nodes, forced)
+    fusion = Fusion({}, {})
+    wanted: dict[UOp, dict[tuple[int, Place], Home]] = {}
+    for node in reversed(nodes):
+        op = node.op
+        if op is Ops.SINK or op is Ops.AFTER or op is Ops.BUFFER:
+            if op is not Ops.SINK:
+                for (_, place), home in wanted.pop(node, {}).items():
+                    fusion.reads.setdefault(node, []).append((home, place))
+            continue
+        if op is Ops.STORE:
+            home = fusion.homes[node] = Home(node, "assignment")
+            wanted.setdefault(node.src[1], {})[id(home), home.place] = home
+            continue
+        places = wanted.pop(node, {})
+        reason = forced.get(node) or (_why_realize(node, places, costs) if places else None)
+        if reason is not None:
+            home = fusion.homes[node] = Home(node, reason)
+            places = {(id(home), home.place): home}
+            if op is Ops.COPY:
+                continue
+        for (_, place), home in places.items():
+            for source, at in sources_at(node, place, home):
+                wanted.setdefault(source, {})[id(home), at] = home
+    return fusion
+
+
+def sources_at(node: UOp, place: Place, home: Home) -> list[tuple[UOp, Place]]:
+    """Which elements of its sources a node needs to be computed at a place."""
+    op = node.op
+    if op.is_elementwise:
+        return [(source, operand_place(place, node, source)) for source in node.src]
+    if op.is_movement:
+        return [(node.src[0], through(node, place))]
+    if op is Ops.REDUCE:
+        return [(node.src[0], reduce_place(node, place, home.reduce_ranges(node, place)))]
+    if op in (Ops.CONTIGUOUS, Ops.DETACH):
+        return [(node.src[0], place)]
+    if op is Ops.TAKE:
+        at, index_place = take_places(node, place, None)
+        return [(node.src[0], at), (node.src[1], index_place)]
+    return []
+
+
+def reduce_place(node: UOp, place: Place, loops: tuple[UOp, ...]) -> Place:
+    """The place in a REDUCE's source: its loops at the folded axes."""
+    rest, folded = iter(place.idxs), iter(loops)
+    return Place(tuple([next(folded) if axis in node.arg.axes else next(rest) for axis in range(node.src[0].ndim)]), place.valid)
+
+
+def take_places(node: UOp, place: Place, value: UOp | None) -> tuple[Place, Place]:
+    """(place in the data, place in the index tensor) of a TAKE; the index's value is a stand-in until it is known."""
+    axis, index = node.arg, node.src[1]
+    middle = place.idxs[axis:axis + index.ndim]
+    index_place = Place(middle, place.valid)
+    if value is None:
+        value = UOp(Ops.INDEX, dtypes.index, (index, *middle))
+    return Place((*place.idxs[:axis], value, *place.idxs[axis + index.ndim:]), place.valid), index_place
+
+
+def _why_realize(node: UOp, places: dict[tuple[int, Place], Home], costs: Costs) -> str | None:
+    """The reason for which a value gets memory, or None if it is computed inside its consumers."""
+    if node.op in _VIEWS or node.op.category == "source" or count(node) == 0:
+        return None
+    size, cost = max(1.0, count(node)), costs.cost[node]
+    if node.op is Ops.REDUCE:
+        reason = _starves_threads(node, places, cost * size)
+        if reason is not None:
+            return reason
+    dear = cost * size >= SMALL_WORK / 10
+    evaluations = 0.0
+    for (_, place), home in places.items():
+        times = home.evaluations(place)
+        if dear and times > size and home.hoist(place):
+            times = home.evaluations(place)
+        evaluations += times
+    if evaluations <= size * 1.01 or (not costs.reads[node] and cost < 50):
+        return None
+    move = NEAR if size * node.dtype.itemsize < NEAR_BYTES else FAR
+    recompute = evaluations * cost
+    memory = size * (cost + 2 * move) + evaluations * READ + LAUNCH
+    if recompute > RELUCTANCE * memory:
+        return f"computed {evaluations / size:.4g} times an element at cost {cost:.4g}"
+    return None
+
+
+def _starves_threads(node: UOp, places: dict[tuple[int, Place], Home], work: float) -> str | None:
+    """A reduction inside a kernel with too few outer iterations runs on one thread: better a kernel of its own."""
+    if work < SMALL_WORK or count(node) < 1:
+        return None
+    for (_, place), home in places.items():
+        outer = product_of_sizes(frozenset(loop for loop in loops_of(place) if loop not in home.enclosing))
+        whole = product_of_sizes(frozenset(home.order))
+        if outer < FEW_ROWS and (whole > outer or count(node) >= FEW_ROWS):
+            return f"only {outer:.0f} outer iterations for a reduction of {work:.3g} operations"
+    return None
+
+
+def store_place(home: Home) -> tuple[UOp, UOp]:
+    """(BUFFER, flat index) that an assignment writes."""
+    node, place = home.node.src[0], home.place
+    while node.op is not Ops.BUFFER:
+        if node.op.is_movement:
+            place = through(node, place)
+        node = node.src[0]
+    return node, flat_index(place, node.shape)

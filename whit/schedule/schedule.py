@@ -1,0 +1,340 @@
+"""From a set of tensor graphs to kernels and copies in order, cached by the shape of the graph."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from whit.helpers import DEBUG, ArgumentError, log, round_up
+from whit.schedule.fusion import FEW_ROWS, SMALL_WORK, Fusion, Home, decide
+from whit.schedule.lower import Kernel, elements, lower
+from whit.schedule.memory import ALIGN, Lifetime, plan
+from whit.schedule.merge import merge
+from whit.schedule.movement import contiguous_view, memory_of, stripped
+from whit.schedule.order import dependencies, execution_order, misaligned_stores
+from whit.uop import DType, Ops, UOp, dtypes
+from whit.uop.uop import _const_key, uops_in, variables_of
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A memory that the calls name. external: position in the list of the caller's BUFFERs; else a new buffer (`output`) or,
+    when `offset` >= 0, a piece of the arena."""
+
+    dtype: DType
+    size: int
+    device: str
+    external: int = -1
+    output: bool = False
+    offset: int = -1
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Call:
+    """Run `ast` (a kernel's SINK; None: copy slot 1 to slot 0) on slots, in PARAM order."""
+
+    ast: UOp | None
+    slots: tuple[int, ...]
+    variables: tuple[str, ...] = ()
+    reason: str = ""
+    source_offset: int = 0  # of a copy, in elements
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where a root's value lies afterwards: slot and offset in elements (int, or an expression of variables)."""
+
+    slot: int
+    offset: Any = 0
+
+
+@dataclass
+class Schedule:
+    """Calls in execution order. `arena`: bytes of scratch per device; `saved`: what the planner saved there."""
+
+    calls: list[Call]
+    slots: list[Slot]
+    results: list[Result]
+    arena: dict[str, int] = field(default_factory=dict)
+    saved: int = 0
+
+    @property
+    def linear(self) -> UOp:
+        """The schedule as a LINEAR of CALLs on BUFFERs numbered by slot (negative, so that they are nobody's real memory)."""
+        buffers = [UOp(Ops.BUFFER, s.dtype, (), _slot_arg(i, s)) for i, s in enumerate(self.slots)]
+        calls = []
+        for call in self.calls:
+            ast = call.ast if call.ast is not None else buffers[call.slots[1]].copy_to(self.slots[call.slots[0]].device)
+            calls.append(UOp(Ops.CALL, dtypes.void, (ast, *[buffers[s] for s in call.slots])))
+        return UOp(Ops.LINEAR, dtypes.void, tuple(calls))
+
+
+def _slot_arg(number: int, slot: Slot) -> Any:
+    from whit.uop import BufferArg
+    return BufferArg(-1 - number, slot.size, slot.device)
+
+
+# ---- cache -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class GraphKey:
+    """A graph without the identity of its buffers and the values of its variables."""
+
+    key: tuple[Any, ...]
+    buffers: list[UOp]
+    values: dict[str, int]
+
+
+def graph_key(roots: list[UOp]) -> GraphKey:
+    """Two sets of roots with equal keys have the same schedule up to the buffers they name."""
+    position: dict[UOp, int] = {}
+    rows: list[Any] = []
+    buffers: list[UOp] = []
+    values: dict[str, int] = {}
+    sink = UOp.sink(*roots)
+    for node in sink.toposort():
+        op, arg = node.op, node.arg
+        if op is Ops.BUFFER:
+            arg = (len(buffers), arg.size, arg.device)
+            buffers.append(node)
+        elif op is Ops.CONST:
+            if node.dtype.is_float:
+                arg = _const_key(arg)
+        elif op is Ops.BIND:
+            _bind(node, values)
+            rows.append((op, node.src[0].arg))
+            position[node] = len(position)
+            continue
+        elif type(arg) is tuple:
+            for inner in uops_in(arg):
+                for part in inner.toposort():
+                    if part.op is Ops.BIND:
+                        _bind(part, values)
+                arg = _without_values(node.arg)
+        rows.append((op, node.dtype, tuple([position[s] for s in node.src]), arg))
+        position[node] = len(position)
+    return GraphKey(tuple(rows), buffers, values)
+
+
+def _bind(node: UOp, values: dict[str, int]) -> None:
+    variable, value = node.unbind()
+    name = variable.arg.name
+    if values.setdefault(name, value) != value:
+        raise ArgumentError(f"variable {name} is bound to {values[name]} and to {value} in one computation",
+                            because="it can have one value at a time", fix="realize one of the tensors first, or use two variables")
+
+
+def _without_values(arg: Any) -> Any:
+    if isinstance(arg, UOp):
+        return arg.substitute({n: n.src[0] for n in arg.toposort() if n.op is Ops.BIND})
+    return tuple([_without_values(item) for item in arg]) if isinstance(arg, tuple) else arg
+
+
+_cache: dict[tuple[Any, ...], Schedule] = {}
+CACHE_ENTRIES = 4096
+
+
+def schedule(roots: list[UOp]) -> tuple[Schedule, list[UOp], dict[str, int]]:
+    """The schedule that gives every root memory, the BUFFERs that its external slots stand for, and the variables' values."""
+    graph = graph_key(roots)
+    found = _cache.get(graph.key)
+    if found is None:
+        if len(_cache) >= CACHE_ENTRIES:
+            _cache.clear()
+        found = _cache[graph.key] = make_schedule(roots, graph.buffers)
+    return found, graph.buffers, graph.values
+
+
+# ---- construction ----------------------------------------------------------------------------------------------------
+
+
+def make_schedule(roots: list[UOp], buffers: list[UOp]) -> Schedule:
+    """Schedule without the cache."""
+    split = _split_large_reductions(UOp.sink(*roots))
+    roots = list(split.src)
+    root = UOp.sink(*roots)
+    outputs = {stripped(r): "output" for r in roots if contiguous_view(r) is None}
+    snapshots: dict[UOp, UOp] = {}
+    while True:
+        fusion = decide(root, outputs)
+        bad = misaligned_stores(fusion)
+        if bad:
+            outputs.update({store.src[1]: "read and overwritten at different places" for store in bad})
+            continue
+        kernels = {home: lower(home, fusion) for node, home in fusion.homes.items() if node.op is not Ops.COPY}
+        read_by = {home: _reads_of(home, kernels) for home in fusion.homes.values()}
+        before, war = dependencies(fusion, read_by)
+        order, stuck = execution_order(list(reversed(fusion.homes.values())), before)
+        if not stuck:
+            break
+        version = next(v for reader, writer, v in war if reader in stuck and writer in stuck and v not in snapshots)
+        snapshots[version] = version.copy_to(version.device or "CPU")
+        root = _with_snapshots(root, {version: snapshots[version]})
+        outputs = {stripped(r): "output" for r in root.src if contiguous_view(r) is None}
+    return _assemble(list(root.src), buffers, fusion, order, kernels, before, outputs)
+
+
+def _reads_of(home: Home, kernels: dict[Home, Kernel]) -> dict[UOp, None]:
+    if home.node.op is not Ops.COPY:
+        return kernels[home].reads
+    view = contiguous_view(home.node.src[0])
+    return {view[0] if view is not None else stripped(home.node.src[0]): None}
+
+
+def _with_snapshots(root: UOp, snapshots: dict[UOp, UOp]) -> UOp:
+    """Readers of an old version read a copy of it instead; the writes themselves stay where they are."""
+    new: dict[UOp, UOp] = {}
+    for node in root.toposort():
+        if node.op in (Ops.AFTER, Ops.STORE):  # src[0] names the memory, it is not a read
+            src = (_target(node.src[0], new), *[new[s] for s in node.src[1:]])
+        else:
+            src = tuple([snapshots.get(s, new[s]) for s in node.src])
+            if node in snapshots.values():
+                src = node.src
+        if node.op is Ops.STORE:
+            src = (src[0], snapshots.get(node.src[1], src[1]))
+        new[node] = node if src == node.src else node.replace(src=src)
+    return new[root]
+
+
+def _target(node: UOp, new: dict[UOp, UOp]) -> UOp:
+    if node.op in (Ops.BUFFER, Ops.AFTER):
+        return new[node]
+    return node.replace(src=(_target(node.src[0], new), *node.src[1:]))
+
+
+def _split_large_reductions(root: UOp) -> UOp:
+    """A long reduction to a few elements becomes two, so that threads can share the first:
+    reduce (n,) -> reduce (parts, n / parts) over its last axis, written to memory, then over the parts."""
+    changes: dict[UOp, UOp] = {}
+    for node in root.toposort():
+        if node.op is not Ops.REDUCE or not all(isinstance(s, int) for s in node.src[0].shape):
+            continue
+        source, axes = node.src[0], node.arg.axes
+        size_in, size_out = elements(source), elements(node)
+        if size_out >= FEW_ROWS or size_in < SMALL_WORK or size_out == 0:
+            continue
+        axis = next((a for a in axes if _parts(source.shape[a])), None)
+        if axis is None:
+            continue
+        parts = _parts(source.shape[axis])
+        shape = (*source.shape[:axis], parts, source.shape[axis] // parts, *source.shape[axis + 1:])
+        inner = tuple([a + (a >= axis) for a in axes if a != axis] + [axis + 1])
+        kept_before = sum(1 for a in range(axis) if a not in axes)
+        partial = source.reshape(shape).reduce(node.arg.op, tuple(sorted(inner))).contiguous()
+        changes[node] = partial.reduce(node.arg.op, (kept_before,))
+    if not changes:
+        return root
+    new: dict[UOp, UOp] = {}
+    for node in root.toposort():
+        src = tuple([new[s] for s in node.src])
+        if node in changes:
+            reduced = changes[node]
+            new[node] = reduced.substitute({node.src[0]: src[0]})
+        else:
+            new[node] = node if src == node.src else node.replace(src=src)
+    return new[root]
+
+
+def _parts(size: Any) -> int:
+    """Into how many parts an axis is split: a divisor between 8 and 64, the greatest power of two if there is one."""
+    for parts in (32, 16, 64, 8, 24, 12, 10, 20, 9, 11, 13):
+        if size % parts == 0 and size > parts:
+            return parts
+    return 0
+
+
+def _assemble(roots: list[UOp], buffers: list[UOp], fusion: Fusion, order: list[Home], kernels: dict[Home, Kernel],
+              before: dict[Home, set[Home]], outputs: dict[UOp, str]) -> Schedule:
+    """Merge, number the memories, plan the arena."""
+    result_nodes = {stripped(r) for r in roots}
+    copied = {stripped(h.node.src[0]) for h in order if h.node.op is Ops.COPY}
+    units: list[Kernel | Home] = []
+    run: list[Kernel] = []
+    for home in order:
+        if home.node.op is Ops.COPY:
+            units += merge(run, before, result_nodes | copied)
+            run = []
+            units.append(home)
+        elif elements(home.value):
+            run.append(kernels[home])
+    units += merge(run, before, result_nodes | copied)
+    table = _Slots(buffers, result_nodes)
+    calls = []
+    for unit in units:
+        if isinstance(unit, Home):
+            calls.append(_copy_call(unit, table))
+            continue
+        ast, memories = unit.finish()
+        variables = tuple([v.arg.name for v in variables_of(ast.toposort())])
+        reason = "; ".join([f"{h.node.op.name}: {h.reason}" for h in unit.homes])
+        calls.append(Call(ast, tuple([table.slot(m) for m in memories]), variables, reason))
+        log(3, f"fusion: kernel of {len(unit.stores)} stores, ends because {reason}")
+    results = [_result(r, table) for r in roots]
+    made = Schedule(calls, table.slots, results)
+    _plan_arena(made)
+    if DEBUG.value >= 3 and made.saved:
+        log(3, f"memory: arenas of {made.arena}, {made.saved} bytes saved by sharing")
+    return made
+
+
+class _Slots:
+    """Numbers for memories."""
+
+    def __init__(self, buffers: list[UOp], results: set[UOp]) -> None:
+        self.results = results
+        self.numbers: dict[UOp, int] = {}
+        self.slots: list[Slot] = []
+        for position, buffer in enumerate(buffers):
+            self.numbers[buffer] = position
+            self.slots.append(Slot(buffer.dtype, buffer.arg.size, buffer.arg.device, external=position))
+
+    def slot(self, memory: UOp) -> int:
+        found = self.numbers.get(memory)
+        if found is None:
+            found = self.numbers[memory] = len(self.slots)
+            self.slots.append(Slot(memory.dtype, elements(memory), memory.device or "", output=memory in self.results))
+        return found
+
+
+def _result(root: UOp, table: _Slots) -> Result:
+    view = contiguous_view(root)
+    if view is not None:
+        return Result(table.slot(memory_of(view[0])), view[1])
+    return Result(table.slot(stripped(root)))
+
+
+def _copy_call(home: Home, table: _Slots) -> Call:
+    source = home.node.src[0]
+    view = contiguous_view(source)
+    if view is None:
+        return Call(None, (table.slot(home.node), table.slot(stripped(source))), reason=home.reason)
+    offset = view[1]
+    assert isinstance(offset, int), "copies have fixed offsets"
+    return Call(None, (table.slot(home.node), table.slot(memory_of(view[0]))), reason=home.reason, source_offset=offset)
+
+
+def _plan_arena(made: Schedule) -> None:
+    """Give every temporary a place in its device's arena."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for position, call in enumerate(made.calls):
+        for slot in call.slots:
+            first.setdefault(slot, position)
+            last[slot] = position
+    by_device: dict[str, list[int]] = {}
+    for number, entry in enumerate(made.slots):
+        if entry.external < 0 and not entry.output and number in first:
+            by_device.setdefault(entry.device, []).append(number)
+    for device, numbers in by_device.items():
+        items = [Lifetime(made.slots[n].nbytes, first[n], last[n]) for n in numbers]
+        offsets, size = plan(items)
+        made.arena[device] = size
+        made.saved += sum(round_up(i.nbytes, ALIGN) for i in items) - size
+        for number, offset in zip(numbers, offsets):
+            s = made.slots[number]
+            made.slots[number] = Slot(s.dtype, s.size, s.device, s.external, s.output, offset)
