@@ -120,7 +120,7 @@ def axes(ast: UOp) -> list[AxisInfo]:
     return [AxisInfo(u.arg.uid, u.arg.axis, u.src[0].arg if u.src[0].op is Ops.CONST else u.src[0], u) for u in found]
 
 
-# ---- the state between opts ------------------------------------------------------------------------------------------
+# ---- the state between opts --------------------------------------------------------------------------------
 
 
 @dataclass(eq=False, slots=True)
@@ -145,6 +145,7 @@ class AxisTable:
     axes: dict[int, Axis] = field(default_factory=dict)
     roots: dict[UOp, Axis] = field(default_factory=dict)
     pads: list[tuple[Axis, int]] = field(default_factory=list)  # value of the axis must be below the number
+    closers: list[UOp] = field(default_factory=list)  # the ENDs and REDUCEs of the kernel
 
     @staticmethod
     def of(ast: UOp, target: Target) -> AxisTable:
@@ -153,6 +154,7 @@ class AxisTable:
         owners: dict[UOp, set[UOp]] = {}
         for node in ast.toposort():
             if node.op is Ops.END or node.op is Ops.REDUCE:
+                table.closers.append(node)
                 for r in node.src[1:]:
                     owners.setdefault(r, set()).add(node)
         for info in axes(ast):
@@ -233,12 +235,21 @@ class AxisTable:
             if any(end not in axis.owners for end in self.ast.src):
                 raise OptError(f"{opt}", because="not every store of the kernel is inside this axis", fix="thread an axis that all share")
         if kind in (OptKind.UPCAST, OptKind.UNROLL):
-            tile = amount * prod(_sizes(self.of_type(AxisType.UPCAST)))
-            whole = amount * prod(_sizes(self.of_type(AxisType.UPCAST, AxisType.UNROLL)))
-            limit = tile_limit(target)
-            if (kind is OptKind.UPCAST and tile > limit) or whole > limit * 8:
-                raise OptError(f"{opt}", because=f"the register tile would hold {whole} values, the limit is {limit} outputs "
-                               f"and {limit * 8} in all", fix="use a smaller amount")
+            self._check_tile(opt, axis, amount)
+
+    def _check_tile(self, opt: Opt, axis: Axis, amount: int) -> None:
+        limit = tile_limit(self.target)
+        tiled = self.of_type(AxisType.UPCAST, AxisType.UNROLL)
+        for node in self.closers:
+            inside = _inside(node)
+            if inside.isdisjoint(axis.roots):
+                continue
+            here = [a for a in tiled if not inside.isdisjoint(a.roots)]
+            outputs = prod(_sizes(a for a in here if a.type is AxisType.UPCAST))
+            values = amount * prod(_sizes(here))
+            if (opt.kind is OptKind.UPCAST and outputs * amount > limit) or values > limit * 8:
+                raise OptError(f"{opt}", because=f"the register tile would hold {values} values, the limit is {limit} "
+                               f"outputs and {limit * 8} in all", fix="use a smaller amount")
 
     def _two_axes(self, opt: Opt, axis: Axis) -> None:
         other = self.axes.get(opt.amount)
@@ -301,6 +312,11 @@ def tile_limit(target: Target) -> int:
     return max(64, 4 * target.vector_registers * target.lanes(dtypes.float32))
 
 
+def _inside(node: UOp) -> frozenset[UOp]:
+    """The RANGEs on which the body of a REDUCE or END depends."""
+    return node.src[0].ranges if node.op is Ops.REDUCE else frozenset(node.src[1:])
+
+
 def _sizes(found: Iterable[Axis]) -> list[int]:
     return [a.size for a in found if isinstance(a.size, int)]
 
@@ -311,7 +327,7 @@ def _static(opt: Opt, axis: Axis) -> int:
     return axis.size
 
 
-# ---- rewriting the graph ---------------------------------------------------------------------------------------------
+# ---- rewriting the graph -----------------------------------------------------------------------------------
 
 
 class _Builder:
