@@ -1,0 +1,22 @@
+"""Settings and options of the whole suite: specs are checked after every pass; `--slow` runs everything,
+`--bless` rewrites golden files."""
+from __future__ import annotations
+
+import pytest
+
+from whit.helpers import ContextVar
+
+ContextVar.registry["SPEC"].value = 1
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+    parser.addoption("--bless", action="store_true",
+                     help="rewrite tests/golden/*.txt to what the passes give now")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--slow"):
+        for item in items:
+            if item.get_closest_marker("slow") is not None:
+                item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
