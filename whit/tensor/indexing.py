@@ -1,8 +1,461 @@
-"""The indexing family of tensor operations."""
+"""Reading and writing parts of a tensor: brackets, gather and scatter, masks."""
 from __future__ import annotations
 
+from typing import Any, Self
+
+from whit.helpers import ArgumentError, DTypeError, IndexingError, ShapeError, prod
+from whit.tensor.base import TensorBase, check_devices, scalar_shape
 from whit.tensor.random import RandomMixin
+from whit.tensor.selection import (
+    Selection,
+    iota,
+    is_view,
+    last_writer,
+    place_basic,
+    plain,
+    read,
+    read_basic,
+    select,
+    wrapped,
+    write_arrays,
+)
+from whit.uop import Op, Ops, Shape, Sint, UOp, dtypes
+from whit.uop.uop import show_shape
+
+NARROW = (dtypes.float16, dtypes.bfloat16, *dtypes.fp8s)  # added up in float32
 
 
 class IndexingMixin(RandomMixin):
     """Methods of the indexing family."""
+
+    # ---- brackets
+
+    def _selection(self, index: object) -> Selection:
+        def make_array(values: list[int], shape: tuple[int, ...]) -> UOp:
+            from whit.tensor.tensor import buffer_of, pack
+            dtype = dtypes.int64 if any(value > dtypes.int32.max for value in values) else dtypes.int32
+            return buffer_of(memoryview(pack(values, dtype)), shape, dtype, self.device)
+        return select(self.uop.shape, index, make_array)
+
+    def __getitem__(self, index: Any) -> Self:
+        """x[…] by NumPy's rules: integers, slices with any step, None, ..., integer arrays, lists and tensors, bool arrays
+        and lists, Variables. Views cost nothing; an integer tensor whose value is outside of its axis reads 0.
+
+        Errors: IndexingError for what is outside of its axis, for bool tensors (the size would depend on the values), and
+        for anything that is no index.
+
+        >>> x = Tensor([[1, 2, 3], [4, 5, 6]])
+        >>> x[-1, ::2].tolist(), x[:, [2, 0]].tolist()
+        ([4, 6], [[3, 1], [6, 4]])
+        """
+        selection = self._selection(index)
+        if selection.arrays:
+            check_devices("index", self.uop, *[array.index for array in selection.arrays])
+        return self._wrap(read(self.uop, selection))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """x[…] = value. A tensor in memory is overwritten in place when the place is a view; whoever read it before keeps
+        what it read. Where an index array names a position twice the last value stays.
+
+        Shapes: value broadcasts to the shape of x[index]. Dtype: value is converted to x's.
+
+        >>> x = Tensor.zeros(2, 3)
+        >>> x[:, 1] = 5
+        >>> x.tolist()
+        [[0.0, 5.0, 0.0], [0.0, 5.0, 0.0]]
+        """
+        mask = getattr(index, "uop", None)
+        if isinstance(mask, UOp) and mask.dtype.is_bool:
+            self.uop = self._masked_write(mask, value)
+            return
+        selection = self._selection(index)
+        new = self._value_for(value, selection.shape)
+        check_devices("write", self.uop, new, *[array.index for array in selection.arrays])
+        if selection.arrays:
+            new = write_arrays(read_basic(self.uop, selection), selection, new)
+        self.uop = _write_basic(self.uop, selection, new)
+
+    def _value_for(self, value: Any, shape: Shape) -> UOp:
+        """The value to be written, in this dtype, with exactly that shape."""
+        uop = self._of(value).uop
+        if uop.dtype is not self.uop.dtype:
+            uop = uop.cast(self.uop.dtype)
+        given = uop.shape
+        while len(uop.shape) > len(shape) and uop.shape[0] == 1:  # as NumPy does
+            uop = uop.reshape(uop.shape[1:])
+        padded = (1,) * (len(shape) - uop.ndim) + uop.shape
+        if len(padded) != len(shape) or any(a != b and a != 1 for a, b in zip(padded, shape, strict=True)):
+            raise ShapeError(f"write a value of shape {show_shape(given)} into a place of shape {show_shape(shape)}",
+                             because="the value does not broadcast to the place", fix="reshape or expand the value")
+        return uop.reshape(padded).expand(shape)
+
+    def _masked_write(self, mask: UOp, value: Any) -> UOp:
+        """x[mask] = value for a bool tensor: possible without knowing the mask when one value serves all places."""
+        shape, rank = self.uop.shape, mask.ndim
+        if mask.shape != shape[:rank]:
+            raise IndexingError(f"write through a mask of shape {show_shape(mask.shape)} into shape {show_shape(shape)}",
+                                because="the mask must cover the leading axes exactly", fix="expand the mask")
+        rest = shape[rank:]
+        given = self._of(value).uop
+        if given.ndim > len(rest) and given.shape[0] != 1:
+            raise IndexingError(f"write a value of shape {show_shape(given.shape)} through a bool tensor",
+                                because="how many places there are depends on the mask's values",
+                                fix="use where with a value of the full shape, or a NumPy bool array as the mask")
+        placed = self._value_for(value, (1, *rest)).reshape((*(1,) * rank, *rest))
+        return mask.reshape((*shape[:rank], *(1,) * len(rest))).alu(Ops.WHERE, placed, self.uop)
+
+    # ---- along one axis
+
+    def take(self, indices: Any, axis: int | None = None, *, dim: int | None = None) -> Self:
+        """Elements by number along an axis, or of the flattened tensor (NumPy's `take`). Shape: the axis becomes indices.shape.
+
+        >>> Tensor([[1, 2], [3, 4]]).take([3, 0]).tolist()
+        [4, 1]
+        """
+        axis = dim if axis is None else axis
+        if axis is None:
+            return self._wrap(self.uop.reshape((prod(self.uop.shape),)))[_as_index(indices)]
+        return self[(*(slice(None),) * self._axis(axis, "take"), _as_index(indices))]
+
+    def index_select(self, dim: int, index: Any) -> Self:
+        """Slices along `dim` by number. Shapes: index (k,) -> size k along dim.
+
+        >>> Tensor([[1, 2], [3, 4]]).index_select(1, Tensor([1, 1])).tolist()
+        [[2, 2], [4, 4]]
+        """
+        index = self._of(index)
+        if index.ndim > 1:
+            raise ShapeError(f"index_select with an index of shape {show_shape(index.shape)}", because="the index has one axis",
+                             fix="flatten it, or use take")
+        return self[(*(slice(None),) * self._axis(dim, "index_select"), index.reshape(-1))]
+
+    def gather(self, dim: int, index: Any) -> Self:
+        """out[i][j][k] = x[i][index[i][j][k]][k] for dim 1 (PyTorch's `gather`).
+
+        Shapes: index has x's rank, and no more than x's size along every axis but dim. Result: index.shape, x.dtype.
+
+        >>> Tensor([[1, 2], [3, 4]]).gather(1, Tensor([[0, 0], [1, 0]])).tolist()
+        [[1, 1], [4, 3]]
+        """
+        index = self._of(index)
+        axis = self._axis(dim, "gather")
+        self._check_along("gather", axis, index)
+        return self._wrap(gather_uop(self.uop, axis, index.uop))
+
+    def take_along_dim(self, indices: Any, dim: int | None = None) -> Self:
+        """`gather` with broadcasting; without dim over the flattened tensors (NumPy's take_along_axis).
+
+        >>> x = Tensor([[30, 10, 20]])
+        >>> x.take_along_dim(Tensor([[1, 2, 0]]), 1).tolist()
+        [[10, 20, 30]]
+        """
+        index = self._of(indices)
+        if dim is None:
+            return self.reshape(-1).gather(0, index.reshape(-1))
+        axis = self._axis(dim, "take_along_dim")
+        if index.ndim != self.ndim:
+            raise ShapeError(f"take_along_dim of shape {show_shape(self.shape)} with indices {show_shape(index.shape)}",
+                             because="both must have the same number of axes", fix="unsqueeze the smaller one")
+        both = [max_size(a, b) for a, b in zip(self.shape, index.shape, strict=True)]
+        mine = [self.shape[i] if i == axis else both[i] for i in range(self.ndim)]
+        theirs = [index.shape[i] if i == axis else both[i] for i in range(self.ndim)]
+        return self.expand(*mine).gather(axis, index.expand(*theirs))
+
+    def _check_along(self, what: str, axis: int, index: TensorBase, src: TensorBase | None = None) -> None:
+        """What gather and scatter ask of the index (and of the source)."""
+        if not index.uop.dtype.is_int:
+            raise DTypeError(f"{what} with an index of dtype {index.dtype}", because="indices are integers", fix="cast the index")
+        fits = index.ndim == self.ndim and all(i == axis or a is b or a == b or (isinstance(a, int) and isinstance(b, int) and a <= b)
+                                               for i, (a, b) in enumerate(zip(index.shape, self.shape, strict=True)))
+        if not fits:
+            raise ShapeError(f"{what} along axis {axis} of shape {show_shape(self.shape)} with an index of shape {show_shape(index.shape)}",
+                             because="the index must have the same rank, and no axis but that one may be longer",
+                             fix="expand or shrink the index")
+        if src is not None and (src.ndim != index.ndim or any(a is not b and a > b for a, b in zip(index.shape, src.shape, strict=True))):
+            raise ShapeError(f"{what} with an index of shape {show_shape(index.shape)} from a source of shape {show_shape(src.shape)}",
+                             because="every index needs an element of the source", fix="give a source at least as large as the index")
+        check_devices(what, self.uop, index.uop, *([] if src is None else [src.uop]))
+
+    # ---- scatter
+
+    def _scatter_operands(self, what: str, dim: int, index: Any, src: Any) -> tuple[int, UOp, UOp]:
+        """(axis, hits, updates): `hits` (…, M at axis, …, K) says which of the K updates go to which of the M places."""
+        axis, index = self._axis(dim, what), self._of(index)
+        shape: Shape = index.uop.shape
+        if isinstance(src, (bool, int, float)):
+            self._check_along(what, axis, index)
+            update = UOp.const(src, self.uop.dtype).reshape((1,) * len(shape)).expand(shape)
+        else:
+            source = self._of(src)
+            self._check_along(what, axis, index, source)
+            if source.dtype is not self.dtype:
+                raise DTypeError(f"{what} of dtype {source.dtype} into {self.dtype}", because="both must be of one dtype",
+                                 fix="cast the source")
+            update = source.uop.shrink(tuple([(0, size) for size in shape]))
+        return axis, hits_of(index.uop, axis, self.uop.shape[axis]), rows_last(update, axis)
+
+    def scatter(self, dim: int, index: Any, src: Any, reduce: str | None = None) -> Self:
+        """A copy with x[i][index[i][j][k]][k] = src[i][j][k] for dim 1; of several writes to one place the last stays, or
+        with reduce="add" or "multiply" all are combined with the old value.
+
+        Shapes: index has x's rank; src (a tensor at least as large as index, or a scalar). Result: like x.
+
+        >>> Tensor.zeros(4, dtype="int32").scatter(0, Tensor([1, 3]), Tensor([7, 9], dtype="int32")).tolist()
+        [0, 7, 0, 9]
+        """
+        if reduce in ("add", "multiply"):
+            return self.scatter_reduce(dim, index, src, "sum" if reduce == "add" else "prod")
+        if reduce is not None:
+            raise ArgumentError(f"scatter with reduce={reduce!r}", because="there is no such reduction", fix='use "add", "multiply" or None')
+        axis, hits, updates = self._scatter_operands("scatter", dim, index, src)
+        return self._wrap(overwrite(self.uop, hits, updates))
+
+    def scatter_reduce(self, dim: int, index: Any, src: Any, reduce: str, include_self: bool = True) -> Self:
+        """A copy where everything that `src` sends to a place is combined: reduce is "sum", "prod", "mean", "amax" or "amin";
+        include_self: with the old value too. Places that nothing is sent to keep their value.
+
+        >>> Tensor([1.0, 2.0]).scatter_reduce(0, Tensor([0, 0]), Tensor([5.0, 7.0]), "mean", include_self=False).tolist()
+        [6.0, 2.0]
+        """
+        ops = {"sum": Ops.ADD, "mean": Ops.ADD, "prod": Ops.MUL, "amax": Ops.MAX, "amin": Ops.MIN}
+        if reduce not in ops:
+            raise ArgumentError(f"scatter_reduce with reduce={reduce!r}", because="there is no such reduction",
+                                fix="use one of " + ", ".join(ops))
+        axis, hits, updates = self._scatter_operands("scatter_reduce", dim, index, src)
+        return self._wrap(combine(self.uop, hits, updates, ops[reduce], include_self, reduce == "mean"))
+
+    def scatter_add(self, dim: int, index: Any, src: Any) -> Self:
+        """`scatter_reduce` with "sum"."""
+        return self.scatter_reduce(dim, index, src, "sum")
+
+    def put_along_dim(self, indices: Any, values: Any, dim: int) -> Self:
+        """A copy with values written where `take_along_dim` would read; values broadcast.
+
+        >>> Tensor([[1, 2, 3]]).put_along_dim(Tensor([[0, 2]]), 9, 1).tolist()
+        [[9, 2, 9]]
+        """
+        index = self._of(indices)
+        if not isinstance(values, (bool, int, float)):
+            values = self._of(values).cast(self.dtype).expand(*index.shape)
+        return self.scatter(dim, index, values)
+
+    def _rows(self, what: str, dim: int, index: Any, source: Any) -> tuple[UOp, UOp]:
+        """hits and updates of index_add and index_copy, where a 1-D index speaks about whole slices."""
+        axis, index, source = self._axis(dim, what), self._of(index), self._of(source)
+        shape = self.uop.shape
+        wanted = (*shape[:axis], index.uop.size, *shape[axis + 1:])
+        if index.ndim > 1 or not index.dtype.is_int or source.shape != wanted:
+            raise ShapeError(f"{what} along axis {axis} of {show_shape(shape)}: index {index.dtype} {show_shape(index.shape)}, "
+                             f"source {show_shape(source.shape)}", because=f"it takes a 1-D integer index and a source of {show_shape(wanted)}",
+                             fix="reshape the source, or cast and flatten the index")
+        check_devices(what, self.uop, index.uop, source.uop)
+        row = index.uop.reshape(tuple([index.uop.size if i == axis else 1 for i in range(len(shape))]))
+        return hits_of(row, axis, shape[axis]), rows_last(source.uop.cast(self.dtype), axis)
+
+    def index_add(self, dim: int, index: Any, source: Any, alpha: float = 1) -> Self:
+        """A copy with alpha * source[i] added to slice index[i] along dim; repeated indices add up.
+
+        >>> Tensor([1.0, 2.0]).index_add(0, Tensor([1, 1]), Tensor([10.0, 20.0])).tolist()
+        [1.0, 32.0]
+        """
+        hits, updates = self._rows("index_add", dim, index, source)
+        updates = updates if alpha == 1 else updates * alpha
+        return self._wrap(combine(self.uop, hits, updates, Ops.ADD, True, False))
+
+    def index_copy(self, dim: int, index: Any, source: Any) -> Self:
+        """A copy with slice index[i] along dim replaced by source[i]; of repeated indices the last stays."""
+        return self._wrap(overwrite(self.uop, *self._rows("index_copy", dim, index, source)))
+
+    # ---- masks
+
+    def masked_fill(self, mask: Any, value: Any) -> Self:
+        """A copy with `value` (a scalar, or anything that broadcasts) where the bool mask holds.
+
+        >>> Tensor([1.0, 2.0]).masked_fill(Tensor([True, False]), 0).tolist()
+        [0.0, 2.0]
+        """
+        mask = self._of(mask)
+        if not mask.dtype.is_bool:
+            raise DTypeError(f"masked_fill with a mask of dtype {mask.dtype}", because="a mask is bool", fix="compare, or cast to bool")
+        filler = UOp.const(value, self.dtype) if isinstance(value, (bool, int, float)) else self._of(value).uop.cast(self.dtype)
+        check_devices("masked_fill", self.uop, mask.uop, filler)
+        return self._apply(Ops.WHERE, "masked_fill", mask.uop, filler, self.uop)
+
+    def masked_select(self, mask: Any) -> Self:
+        """The elements where the mask holds, as one axis. The mask is computed now, since the size depends on it.
+
+        >>> x = Tensor([1, 5, 3])
+        >>> x.masked_select(x > 2).tolist()
+        [5, 3]
+        """
+        import numpy as np
+        mask = self._of(mask)
+        shape = tuple(np.broadcast_shapes(self.shape, mask.shape))
+        where = np.flatnonzero(np.broadcast_to(_values(mask, "masked_select"), shape))
+        return self.expand(*shape).reshape(-1)[where]
+
+    def nonzero(self) -> Self:
+        """The coordinates of the elements that are not 0, computed now. Shape (count, ndim), int32.
+
+        >>> Tensor([[0, 7], [8, 0]]).nonzero().tolist()
+        [[0, 1], [1, 0]]
+        """
+        import numpy as np
+        found = np.argwhere(_values(self, "nonzero"))
+        return self._of(found.astype(np.int32))
+
+    def one_hot(self, num_classes: int = -1) -> Self:
+        """Zeros with a one at each element's position along a new last axis, int32. -1: the largest element + 1, computed now.
+
+        >>> Tensor([0, 2]).one_hot(3).tolist()
+        [[1, 0, 0], [0, 0, 1]]
+        """
+        if not self.dtype.is_int:
+            raise DTypeError(f"one_hot of dtype {self.dtype}", because="classes are integers", fix="cast to an integer dtype")
+        if num_classes == -1:
+            num_classes = int(_values(self, "one_hot").max(initial=-1)) + 1
+        index = self.uop.cast(dtypes.int64 if self.dtype.itemsize == 8 or self.dtype is dtypes.uint32 else dtypes.int32)
+        hit = index.reshape((*index.shape, 1)).equal(iota(num_classes, index.dtype))
+        return self._wrap(hit.cast(dtypes.default_int))
+
+
+# ---- on nodes ----------------------------------------------------------------------------------------------
+
+
+def _as_index(indices: Any) -> Any:
+    return list(indices) if isinstance(indices, tuple) else indices
+
+
+def _values(tensor: TensorBase, what: str) -> Any:
+    """The elements on the host, for calls whose result's size depends on them."""
+    if any(not isinstance(size, int) for size in tensor.shape):
+        raise ShapeError(f"{what} of shape {show_shape(tensor.shape)}", because="the size of the result depends on the values",
+                         fix="shrink it to sizes that are known")
+    return tensor.numpy()  # type: ignore[attr-defined]  # Tensor's
+
+
+def max_size(a: Sint, b: Sint) -> Sint:
+    """The size that two axes broadcast to, if they do."""
+    return b if isinstance(a, int) and a == 1 else a
+
+
+def _write_basic(target: UOp, selection: Selection, value: UOp) -> UOp:
+    """The next version of `target` with `value` in the basic view: in place if it lies in memory, else composed."""
+    value = value.reshape(selection.basic_shape)
+    if in_memory(target) and is_view(selection):
+        view = read_basic(target, selection)
+        return target.after(UOp(Ops.STORE, dtypes.void, (view, value)))
+    if selection.is_whole:
+        return value.reshape(target.shape)
+    here = scalar_shape(UOp.const(True, dtypes.bool), selection.basic_shape)
+    written = place_basic(here, selection).reshape(target.shape)
+    return written.alu(Ops.WHERE, place_basic(value, selection).reshape(target.shape), target)
+
+
+def in_memory(uop: UOp) -> bool:
+    """Whether a node is what AFTER may write: a BUFFER, a RESHAPE of one, or an earlier version of either."""
+    while uop.op is Ops.AFTER:
+        uop = uop.src[0]
+    return uop.op is Ops.BUFFER or (uop.op is Ops.RESHAPE and uop.src[0].op is Ops.BUFFER)
+
+
+def rows_last(u: UOp, axis: int) -> UOp:
+    """(…, k, …) as (…, 1, …, k): the axis moved to the end, size 1 in its place."""
+    order = (*[i for i in range(u.ndim) if i != axis], axis)
+    shape = u.shape
+    return u.permute(order).reshape((*shape[:axis], 1, *shape[axis + 1:], shape[axis]))
+
+
+def hits_of(index: UOp, axis: int, size: Sint) -> UOp:
+    """Which of the k indices along `axis` name which of `size` places: bool (…, size at axis, …, k)."""
+    last = rows_last(wrapped(index, size), axis)
+    places = iota(size, last.dtype) if isinstance(size, int) else None
+    if places is None:
+        raise ShapeError(f"index along an axis of size {show_shape((size,))}", because="the size is symbolic",
+                         fix="shrink it to a size that is known")
+    return last.equal(places.reshape(tuple([size if i == axis else 1 for i in range(last.ndim)])))
+
+
+def gather_uop(x: UOp, axis: int, index: UOp) -> UOp:
+    """`gather` on nodes. Floats are picked by comparison, which makes the gradient as cheap as the forward pass; everything
+    else by position."""
+    shape, size = index.shape, x.shape[axis]
+    index = wrapped(index, size)
+    x = x.shrink(tuple([(0, full if i == axis else part) for i, (full, part) in enumerate(zip(x.shape, shape, strict=True))]))
+    others = [n for i, n in enumerate(shape) if i != axis]
+    if all(isinstance(n, int) and n == 1 for n in others):
+        return UOp(Ops.TAKE, x.dtype, (x.reshape((size,)), index), 0)
+    if x.dtype.is_float and isinstance(size, int):
+        hit = index.reshape((*shape, 1)).equal(iota(size, index.dtype))
+        return hit.where(rows_last(x, axis), UOp.const(0, x.dtype)).reduce(Ops.ADD, (len(shape),))
+    linear = position = index.cast(dtypes.int64)
+    inside = position.ge(0) & position.lt(UOp.const(size, dtypes.int64) if isinstance(size, int) else size.cast(dtypes.int64))
+    stride: Sint = 1
+    linear = UOp.const(0, dtypes.int64)
+    for i in reversed(range(len(shape))):
+        n = x.shape[i]
+        place = position if i == axis else _places(shape[i], i, len(shape))
+        step = UOp.const(stride, dtypes.int64) if isinstance(stride, int) else stride.cast(dtypes.int64)
+        linear = linear + place * step
+        stride = stride * n
+    return UOp(Ops.TAKE, x.dtype, (x.reshape((plain(stride),)), inside.where(linear, -1)), 0)
+
+
+def _places(size: Sint, axis: int, rank: int) -> UOp:
+    if not isinstance(size, int):
+        raise ShapeError(f"gather along shape with the symbolic size {show_shape((size,))}", because="its axes must be known",
+                         fix="shrink it to a size that is known")
+    return iota(size, dtypes.int64).reshape(tuple([size if i == axis else 1 for i in range(rank)]))
+
+
+def _placed(u: UOp, shape: Shape) -> UOp:
+    """A value for the leading part of each axis, zeros up to `shape`."""
+    return u.pad(tuple([(0, plain(full - part)) for full, part in zip(shape, u.shape, strict=True)]))
+
+
+def _broadcast_last(u: UOp, hits: UOp, updates: UOp) -> UOp:
+    """u expanded to the common shape of hits and updates without the last axis."""
+    shape = tuple([max_size(a, b) for a, b in zip(hits.shape[:-1], updates.shape[:-1], strict=True)])
+    return u.reshape(u.shape).expand(shape) if u.shape != shape else u
+
+
+def overwrite(x: UOp, hits: UOp, updates: UOp) -> UOp:
+    """x with the last update that hits each place."""
+    last = hits.ndim - 1
+    steps = iota_last(updates.shape[last])
+    winner = hits.where(steps, UOp.const(-1, dtypes.int32)).reduce(Ops.MAX, (last,))
+    chosen = winner.reshape((*winner.shape, 1)).equal(steps)
+    if x.dtype.is_bool:
+        value = (chosen & updates).reduce(Ops.MAX, (last,))
+    else:
+        value = chosen.where(updates, UOp.const(0, x.dtype)).reduce(Ops.ADD, (last,))
+    written = _broadcast_last(winner.ge(0), hits, updates)
+    return _placed(written, x.shape).alu(Ops.WHERE, _placed(value, x.shape), x)
+
+
+def iota_last(size: Sint) -> UOp:
+    """0 … size - 1 as int32."""
+    assert isinstance(size, int), "checked by hits_of"
+    return iota(size, dtypes.int32)
+
+
+def combine(x: UOp, hits: UOp, updates: UOp, op: Op, include_self: bool, mean: bool) -> UOp:
+    """x with everything that hits a place folded by op, together with the old value if include_self."""
+    last, dtype = hits.ndim - 1, x.dtype
+    wide = dtypes.float32 if dtype in NARROW else dtype
+    neutral = {Ops.ADD: 0, Ops.MUL: 1, Ops.MAX: dtype.min, Ops.MIN: dtype.max}[op]
+    folded = hits.where(updates.cast(wide), UOp.const(neutral, wide)).reduce(op, (last,))
+    count = hits.cast(dtypes.int32).reduce(Ops.ADD, (last,))
+    touched = _placed(_broadcast_last(count.not_equal(0), hits, updates), x.shape)
+    total = _placed(folded, x.shape)
+    old = x.cast(wide)
+    if include_self:
+        total = old.alu(op, total)
+    if mean:
+        number = _placed(_broadcast_last(count, hits, updates), x.shape) + (1 if include_self else 0)
+        number = touched.where(number, 1).cast(wide)
+        total = total / number if wide.is_float else total // number
+    return touched.where(total.cast(dtype), x)
+
+
+__all__ = ["IndexingMixin", "gather_uop", "in_memory", "last_writer"]

@@ -129,7 +129,7 @@ def read_basic(source: UOp, selection: Selection) -> UOp:
     """The basic view. Shape: selection.basic_shape."""
     reads = selection.reads
     windows = [_window(read, size) for read, size in zip(reads, selection.source, strict=True)]
-    u = source.shrink(tuple([(start, stop) for start, stop, _, _ in windows]))
+    u = source.reshape(selection.source).shrink(tuple([(start, stop) for start, stop, _, _ in windows]))
     u = u.pad(tuple([(0, behind) for _, _, behind, _ in windows]))
     if any(read.step > 1 for read in reads):
         blocks, picks = _blocks(reads, windows)
