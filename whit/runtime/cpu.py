@@ -1,0 +1,258 @@
+"""The CPU: kernels compiled in this process by LLVM ("CPU"), or by a C compiler ("CPU:CLANG", "CPU:GCC").
+
+Handles are addresses of host memory. Compiled objects are linked by `elf`, so a warm start runs no compiler.
+"""
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+import struct
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from whit.codegen.target import Target
+from whit.helpers import DeviceError, cpu_threads, human_bytes, round_up
+from whit.runtime import elf, native
+from whit.runtime.device import Buffer, Device, Launch, Program
+from whit.uop import Ops, UOp
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+_SLAB = 1 << 20  # small blocks are cut from slabs of this size
+_SMALL = 1 << 16  # blocks up to this size are small
+_HUGE = 2 << 20  # the size of a huge page
+_MADV_HUGEPAGE = 14
+
+
+def size_class(nbytes: int) -> int:
+    """The size that a block of `nbytes` really gets: multiples of 64, four steps a doubling (large ones: sixteen).
+
+    >>> size_class(1), size_class(65), size_class(1000), size_class(1 << 20)
+    (64, 128, 1024, 1048576)
+    """
+    bits = max(nbytes - 1, 0).bit_length()
+    return round_up(max(nbytes, 1), max(64, 1 << (bits - (3 if nbytes <= _SMALL else 5) if bits > 5 else 0)))
+
+
+class HostMemory:
+    """64-byte aligned blocks. A freed block is kept for the next request of its size class, so that it costs no page
+    faults; at most `limit` bytes are kept."""
+
+    def __init__(self) -> None:
+        self.free_blocks: dict[int, list[int]] = {}
+        self.limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+        self.kept = 0  # bytes in free blocks that could go back to the system
+        self.used = 0  # bytes handed out
+        self.slab, self.slab_end = 0, 0
+
+    def allocate(self, nbytes: int) -> int:
+        """The address of at least `nbytes`. DeviceError when the system has no memory."""
+        size = size_class(nbytes)
+        blocks = self.free_blocks.get(size)
+        if blocks:
+            address = blocks.pop()
+            if size > _SMALL:
+                self.kept -= size
+        elif size > _SMALL:
+            address = self.map(size)
+        else:
+            address = self.cut(size)
+        self.used += size
+        return address
+
+    def free(self, address: int, nbytes: int) -> None:
+        """Keep a block for reuse, or give it back when enough are kept."""
+        size = size_class(nbytes)
+        self.used -= size
+        if size > _SMALL:
+            if self.kept + size > self.limit:
+                elf.libc.munmap(address, self.mapped(size))
+                return
+            self.kept += size
+        self.free_blocks.setdefault(size, []).append(address)
+
+    def cut(self, size: int) -> int:
+        if self.slab + size > self.slab_end:
+            self.slab = self.map(_SLAB)
+            self.slab_end = self.slab + _SLAB
+        address = self.slab
+        self.slab += size
+        return address
+
+    @staticmethod
+    def mapped(size: int) -> int:
+        """Bytes of address space of a large block."""
+        return round_up(size, _HUGE if size >= _HUGE else 4096)
+
+    def map(self, size: int) -> int:
+        """Pages from the system; large blocks start at a huge page."""
+        total = self.mapped(size)
+        extra = _HUGE if total >= _HUGE else 0
+        address = elf.map_memory(total + extra)
+        if not address and self.kept:
+            self.release()
+            address = elf.map_memory(total + extra)
+        if not address:
+            raise DeviceError(f"allocate {human_bytes(size)} on the CPU",
+                              because=f"the system refuses; {human_bytes(self.used)} are in use by tensors",
+                              fix="free tensors, use smaller batches, or give the process more memory")
+        if extra:
+            start = round_up(address, _HUGE)
+            if start > address:
+                elf.libc.munmap(address, start - address)
+            if address + extra > start:
+                elf.libc.munmap(start + total, address + extra - start)
+            address = start
+            elf.libc.madvise(address, total, _MADV_HUGEPAGE)
+        return address
+
+    def release(self) -> None:
+        """Give every kept large block back to the system."""
+        for size, blocks in self.free_blocks.items():
+            while size > _SMALL and blocks:
+                elf.libc.munmap(blocks.pop(), self.mapped(size))
+                self.kept -= size
+
+
+memory = HostMemory()
+
+_view = ctypes.pythonapi.PyMemoryView_FromMemory
+_view.restype = ctypes.py_object
+_view.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
+
+
+def bytes_at(address: int, nbytes: int) -> memoryview:
+    """Writable view of host memory, which must stay alive while the view is used."""
+    return _view(address, nbytes, 0x200)  # type: ignore[no-any-return]  # PyBUF_WRITE; ctypes' py_object is untyped
+
+
+# ---- programs --------------------------------------------------------------------------------------------------------
+
+_KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64)
+# by number of values: handles and variables to the arrays that a kernel takes (a bytes object is one, and is thread-safe)
+_pack_pointers: list[Callable[..., bytes]] = [struct.Struct(f"{n}Q").pack for n in range(64)]
+_pack_values: list[Callable[..., bytes]] = [struct.Struct(f"{n}q").pack for n in range(64)]
+
+
+def pointers(handles: Sequence[int]) -> bytes:
+    """An array of addresses."""
+    return _pack_pointers[len(handles)](*handles) if len(handles) < 64 else struct.pack(f"{len(handles)}Q", *handles)
+
+
+def values(variables: Sequence[int]) -> bytes:
+    """An array of int64."""
+    return _pack_values[len(variables)](*variables) if len(variables) < 64 else struct.pack(f"{len(variables)}q", *variables)
+
+
+class CPUProgram(Program):
+    """A linked kernel. `address` is the function, `tasks` how many values its thread index has."""
+
+    def __init__(self, image: elf.Image, name: str, tasks: int) -> None:
+        self.image, self.name, self.tasks = image, name, tasks
+        self.address = image[name]
+        self.function = _KERNEL(self.address)
+
+    def __call__(self, handles: Sequence[Any], variables: Sequence[int] = (), wait: bool = False) -> float | None:
+        if wait:
+            start = time.perf_counter()
+            self.run(pointers(handles), values(variables))
+            return time.perf_counter() - start
+        if self.tasks == 1:
+            self.function(pointers(handles), values(variables), 0)
+        else:
+            self.run(pointers(handles), values(variables))
+        return None
+
+    def run(self, buffers: bytes, variables: bytes) -> None:
+        """Every task."""
+        for task in range(self.tasks):
+            self.function(buffers, variables, task)
+
+
+# ---- the device ------------------------------------------------------------------------------------------------------
+
+
+def _cache_bytes(level: int, default: int) -> int:
+    """Size of the first CPU's data cache of a level."""
+    for index in range(8):
+        folder = Path(f"/sys/devices/system/cpu/cpu0/cache/index{index}")
+        try:
+            if int((folder / "level").read_text()) != level or (folder / "type").read_text().strip() == "Instruction":
+                continue
+            return int((folder / "size").read_text().strip().rstrip("K")) << 10
+        except (OSError, ValueError):
+            return default
+    return default
+
+
+@functools.lru_cache(None)
+def cpu_target(language: str, compiler: str) -> Target:
+    """What this machine's CPU can do."""
+    from whit.renderer import llvm
+    _, flags = native.host()
+    wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags
+    vector_bytes = 64 if wide else 32 if "avx2" in flags else 16
+    arm = platform.machine() in ("aarch64", "arm64")
+    ops = llvm.NATIVE
+    if not (arm or "fma" in flags):
+        ops -= {Ops.MULACC}
+    if not (arm or "sse4_1" in flags):
+        ops -= {Ops.TRUNC, Ops.FLOOR}
+    threads, l1, l2 = cpu_threads(), _cache_bytes(1, 32 << 10), _cache_bytes(2, 1 << 20)
+    key = f"cpu-{compiler}-{native.host_key()}-v{llvm.VERSION}-{threads}t-{l1 >> 10}k-{l2 >> 10}k"
+    return Target(key=key, language=language, vector_bytes=vector_bytes, vector_registers=32 if wide or arm else 16,
+                  threads=threads, native=ops, l1_bytes=l1, l2_bytes=l2, masked_memory=wide or "avx2" in flags)
+
+
+class CPUDevice(Device):
+    """This machine's CPU. Names: CPU (= CPU:LLVM; CPU:1, CPU:2, … are further devices on it), CPU:CLANG, CPU:GCC."""
+
+    def __init__(self, name: str) -> None:
+        kind = name.partition(":")[2].upper()
+        if kind not in ("", "LLVM", "CLANG", "GCC") and not kind.isdigit():
+            raise DeviceError(f"device {name!r}", because="the CPU has no such compiler",
+                              fix="use CPU, CPU:LLVM, CPU:CLANG or CPU:GCC")
+        super().__init__(name, cpu_target("llvm", "llvm"))
+
+    # ---- memory
+
+    def allocate(self, nbytes: int) -> int:
+        return memory.allocate(nbytes)
+
+    def free(self, handle: int, nbytes: int) -> None:
+        memory.free(handle, nbytes)
+
+    def offset(self, handle: int, nbytes: int) -> int:
+        return handle + nbytes
+
+    def copyin(self, handle: int, data: memoryview) -> None:
+        bytes_at(handle, data.nbytes)[:] = data if data.format == "B" and data.ndim == 1 else data.cast("B")
+
+    def copyout(self, data: memoryview, handle: int) -> None:
+        data = data if data.format == "B" and data.ndim == 1 else data.cast("B")
+        data[:] = bytes_at(handle, data.nbytes)
+
+    def from_memory(self, address: int, nbytes: int, keep: object = None) -> Buffer:
+        """A buffer on memory that something else owns (`keep`, held as long as the buffer lives): nothing is copied."""
+        return Buffer(self.name, nbytes, keep=keep, handle=address)
+
+    # ---- code
+
+    def render(self, linear: UOp, name: str) -> str:
+        from whit.renderer import llvm
+        return llvm.render(linear, name, half=has_half())
+
+    def compile(self, source: str, name: str) -> bytes:
+        return native.compile_ir(source, name)
+
+    def load(self, binary: bytes, name: str, launch: Launch) -> CPUProgram:
+        return CPUProgram(elf.load(binary), name, launch.tasks)
+
+
+def has_half() -> bool:
+    """Whether the CPU converts float16 in hardware."""
+    return platform.machine() in ("aarch64", "arm64") or "f16c" in native.host()[1]
