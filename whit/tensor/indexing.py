@@ -10,7 +10,6 @@ from whit.tensor.selection import (
     Selection,
     iota,
     is_view,
-    last_writer,
     place_basic,
     plain,
     read,
@@ -457,5 +456,3 @@ def combine(x: UOp, hits: UOp, updates: UOp, op: Op, include_self: bool, mean: b
         total = total / number if wide.is_float else total // number
     return touched.where(total.cast(dtype), x)
 
-
-__all__ = ["IndexingMixin", "gather_uop", "in_memory", "last_writer"]
