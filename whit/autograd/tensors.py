@@ -33,7 +33,7 @@ def backward(loss: Tensor, upstream: Tensor | None = None) -> None:
     results = gradient([loss.uop], [t.uop for t in targets], [start])
     if all(result is None for result in results):
         raise ArgumentError("backward", because="the value depends on no tensor with requires_grad=True",
-                            fix="set requires_grad=True on the tensors to train, and do not detach what uses them")
+                            fix="set requires_grad=True on what is to be trained, and do not detach what uses it")
     for target, result in zip(targets, results, strict=True):
         if result is not None:
             new = type(loss)._wrap(result)
@@ -86,7 +86,8 @@ def _upstream(output: Tensor, upstream: Tensor | None, what: str) -> UOp:
         return _full(output.uop, 1)
     if upstream.shape != output.shape:
         shapes = f"{show_shape(output.shape)} with a gradient of shape {show_shape(upstream.shape)}"
-        raise ShapeError(f"{what} of shape {shapes}", because="the shapes differ", fix="pass a gradient of the value's own shape")
+        raise ShapeError(f"{what} of shape {shapes}", because="the shapes differ",
+                         fix="pass a gradient of the value's own shape")
     if not upstream.dtype.is_float:
         raise DTypeError(f"{what} with a gradient of {upstream.dtype}", because="it must be a float",
                          fix=f"cast it to {output.dtype}")

@@ -1,0 +1,354 @@
+"""Names of a model's tensors, and safetensors files of them: checked before anything is allocated, mapped
+lazily."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import mmap
+import os
+import struct
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from whit.helpers import ArgumentError, FileFormatError, WhitError, all_int, prod, round_up
+from whit.tensor import Tensor, hooks, storage
+from whit.uop import DType, UOp, dtypes
+from whit.uop.uop import show_shape
+
+
+class FileError(WhitError, OSError):
+    """A file that cannot be read or written."""
+
+
+# ---- names -------------------------------------------------------------------------------------------------
+
+
+def get_state_dict(model: object, prefix: str = "") -> dict[str, Tensor]:
+    """All tensors of a model by name: attributes, list positions and dictionary keys, joined by dots.
+
+    Objects that contain themselves are entered once. A tensor that stands in several places has several
+    names.
+
+    >>> sorted(get_state_dict({"layer": [Tensor([1.0]), Tensor([2.0])]}))
+    ['layer.0', 'layer.1']
+    """
+    found: dict[str, Tensor] = {}
+    _collect(model, prefix.rstrip("."), found, set())
+    return found
+
+
+def _collect(value: object, name: str, found: dict[str, Tensor], above: set[int]) -> None:
+    if isinstance(value, Tensor):
+        found[name] = value
+        return
+    if id(value) in above:
+        return
+    for key, child in _children(value):
+        _collect(child, f"{name}.{key}" if name else key, found, above | {id(value)})
+
+
+def _children(value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        yield from ((str(key), child) for key, child in value.items())
+    elif hasattr(value, "_asdict"):
+        yield from value._asdict().items()
+    elif isinstance(value, (list, tuple)):
+        yield from ((str(i), child) for i, child in enumerate(value))
+    elif (
+        hasattr(value, "__dict__")
+        and not isinstance(value, (type, UOp))
+        and not callable(getattr(value, "__get__", None))
+    ):
+        yield from vars(value).items()
+
+
+def get_parameters(model: object) -> list[Tensor]:
+    """All tensors of a model, each once, in the order of `get_state_dict`.
+
+    >>> len(get_parameters([Tensor([1.0]), Tensor([2.0])]))
+    2
+    """
+    return list({id(tensor): tensor for tensor in get_state_dict(model).values()}.values())
+
+
+def load_state_dict(
+    model: object, state_dict: Mapping[str, Tensor], strict: bool = True, realize: bool = True
+) -> None:
+    """Give every tensor of the model the value of that name, cast and copied to where the model's tensor is.
+
+    strict: names that are missing or left over are an error; shapes must always agree. Everything is checked
+    before anything changes. A tensor that is already in memory is written in place (captured JIT functions
+    see the new value). Errors: ArgumentError that lists what is missing, left over and of another shape,
+    with the nearest names.
+    """
+    own = get_state_dict(model)
+    problems = _mismatches(own, state_dict, strict)
+    if problems:
+        raise ArgumentError(
+            "load_state_dict",
+            because="; ".join(problems),
+            fix="rename the entries, or pass strict=False to load those whose names and shapes agree"
+            if strict
+            else "reshape the entries, or leave them out",
+        )
+    loaded: list[Tensor] = []
+    for name, tensor in own.items():
+        if name in state_dict:
+            value = state_dict[name].to(tensor.device).cast(tensor.dtype)
+            tensor.assign(value) if _in_memory(tensor.uop) else tensor.replace(value)
+            loaded.append(tensor)
+    if realize and loaded:
+        hooks.realize(loaded)
+
+
+def _in_memory(uop: UOp) -> bool:
+    from whit.uop import Ops
+
+    return uop.op is Ops.BUFFER or (uop.op is Ops.RESHAPE and uop.src[0].op is Ops.BUFFER)
+
+
+def _mismatches(own: Mapping[str, Tensor], given: Mapping[str, Tensor], strict: bool) -> list[str]:
+    problems: list[str] = []
+    missing = [name for name in own if name not in given]
+    extra = [name for name in given if name not in own]
+    if strict and missing:
+        problems.append("missing " + _listed(missing, lambda name: _nearest(name, extra)))
+    if strict and extra:
+        problems.append("unexpected " + _listed(extra, lambda name: _nearest(name, missing)))
+    wrong = [name for name in own if name in given and own[name].shape != given[name].shape]
+    if wrong:
+        problems.append(
+            "other shapes: "
+            + _listed(
+                wrong,
+                lambda name: (
+                    f" is {show_shape(given[name].shape)}, the model has {show_shape(own[name].shape)}"
+                ),
+            )
+        )
+    return problems
+
+
+def _listed(names: list[str], note: Callable[[str], str]) -> str:
+    shown = ", ".join(name + note(name) for name in names[:10])
+    return shown + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+
+
+def _nearest(name: str, others: list[str]) -> str:
+    near = difflib.get_close_matches(name, others[:1000], 1, 0.5)
+    return f" (near: {near[0]})" if near else ""
+
+
+# ---- safetensors -------------------------------------------------------------------------------------------
+
+_FILE_TYPES: dict[str, DType] = {
+    "BOOL": dtypes.bool,
+    "U8": dtypes.uint8,
+    "I8": dtypes.int8,
+    "U16": dtypes.uint16,
+    "I16": dtypes.int16,
+    "U32": dtypes.uint32,
+    "I32": dtypes.int32,
+    "U64": dtypes.uint64,
+    "I64": dtypes.int64,
+    "F16": dtypes.float16,
+    "BF16": dtypes.bfloat16,
+    "F32": dtypes.float32,
+    "F64": dtypes.float64,
+    "F8_E4M3": dtypes.fp8e4m3,
+    "F8_E5M2": dtypes.fp8e5m2,
+}
+_FILE_NAMES = {dtype: name for name, dtype in _FILE_TYPES.items()}
+_HEADER_LIMIT = 100_000_000  # bytes, the format's own limit
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file: where its bytes are, counted from the start of the file."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def safe_save(
+    tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a safetensors file. It appears whole under its name, or not at all; an older file of that name
+    is kept then.
+
+    Errors: ArgumentError for symbolic shapes and for a tensor named "__metadata__"; FileError when the disk
+    refuses.
+
+    >>> safe_save({"weight": Tensor([1.0, 2.0])}, "model.safetensors")  # doctest: +SKIP
+    """
+    for name, tensor in tensors.items():
+        if name == "__metadata__" or not all_int(tensor.shape):
+            raise ArgumentError(
+                f"safe_save of {name!r} with shape {show_shape(tensor.shape)}",
+                because="the name is reserved" if name == "__metadata__" else "its size is symbolic",
+                fix="rename it" if name == "__metadata__" else "shrink it to a known size",
+            )
+    order = sorted(
+        tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)
+    )  # so that every tensor is aligned
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    place = 0
+    for name in order:
+        size = prod(tensors[name].shape) * tensors[name].dtype.itemsize
+        header[name] = {
+            "dtype": _FILE_NAMES[tensors[name].dtype],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [place, place + size],
+        }
+        place += size
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text = text.ljust(round_up(len(text), 8))
+    if tensors:
+        hooks.realize(list(tensors.values()))
+    _write_atomic(Path(path), [struct.pack("<Q", len(text)) + text], [tensors[name] for name in order])
+
+
+def _write_atomic(path: Path, head: list[bytes], tensors: list[Tensor]) -> None:
+    temporary = ""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
+        with os.fdopen(handle, "wb") as file:
+            file.writelines(head)
+            for tensor in tensors:
+                file.write(hooks.read(tensor))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        temporary = ""
+    except OSError as error:
+        raise FileError(
+            f"safe_save to {path}",
+            because=str(error),
+            fix="choose another place; what was there before is unchanged",
+        ) from error
+    finally:
+        if temporary:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+def safe_load(path: str | Path, device: str | None = None) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, lazily: bytes are read when a tensor is first used. The file is
+    mapped privately, so that writing to a tensor never changes it.
+
+    Errors: FileFormatError for a file that is damaged or hostile (nothing has been allocated then),
+    FileError if it cannot be opened.
+    """
+    mapped, entries, _ = _open_checked(Path(path))
+    tensors: dict[str, Tensor] = {}
+    for entry in entries:
+        data = memoryview(mapped)[entry.start : entry.stop]
+        if entry.start % max(entry.dtype.itemsize, 1):
+            data = memoryview(bytes(data))  # written without alignment: kernels could not read it where it is
+        place = device if device is not None else storage.default_device()
+        buffer = UOp.new_buffer(prod(entry.shape), entry.dtype, storage.device_name(place))
+        storage.put(buffer, data, mapped)
+        tensors[entry.name] = Tensor(buffer.reshape(entry.shape))
+    return tensors
+
+
+def safe_load_metadata(path: str | Path) -> dict[str, str]:
+    """The free text (`__metadata__`) of a safetensors file. Errors: as `safe_load`."""
+    return _open_checked(Path(path))[2]
+
+
+def _open_checked(path: Path) -> tuple[mmap.mmap | bytes, list[Entry], dict[str, str]]:
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            head = file.read(8)
+            length = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
+            if not 2 <= length <= min(size - 8, _HEADER_LIMIT):
+                _refuse(
+                    path,
+                    f"its {size} bytes hold no header of {length} bytes"
+                    if length >= 0
+                    else "it is shorter than 8 bytes",
+                )
+            entries, metadata = parse_header(file.read(length), size - 8 - length, path)
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except OSError as error:
+        raise FileError(f"safetensors file {path}", because=str(error), fix="check the path") from error
+    return mapped, entries, metadata
+
+
+def parse_header(text: bytes, data_size: int, path: str | Path = "") -> tuple[list[Entry], dict[str, str]]:
+    """Check a header against the number of data bytes that follow it. Every byte must belong to exactly one
+    tensor.
+
+    Errors: FileFormatError that names the entry and what is wrong with it.
+    """
+    try:
+        header = json.loads(
+            text.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_constant=_no_constant,
+            parse_float=_no_constant,
+        )
+    except (ValueError, RecursionError) as error:
+        _refuse(path, f"its header is no valid JSON ({error})")
+    if not isinstance(header, dict):
+        _refuse(path, "its header is no JSON object")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        _refuse(path, "__metadata__ must hold texts")
+    entries = [_entry(name, row, 8 + len(text), path) for name, row in header.items()]
+    place = 8 + len(text)
+    for entry in sorted(entries, key=lambda e: (e.start, e.stop)):
+        if entry.start != place:
+            _refuse(
+                path,
+                f"{entry.name!r} starts at byte {entry.start} of the file, but "
+                + ("the one before it ends" if entry.start > place else "bytes are taken up")
+                + f" at {place}",
+            )
+        place = entry.stop
+    if place != 8 + len(text) + data_size:
+        _refuse(path, f"its tensors take {place - 8 - len(text)} bytes and {data_size} are there")
+    return entries, metadata
+
+
+def _entry(name: str, row: Any, base: int, path: str | Path) -> Entry:
+    if not isinstance(row, dict) or set(row) != {"dtype", "shape", "data_offsets"}:
+        _refuse(path, f"{name!r} must have dtype, shape and data_offsets, and nothing else")
+    if not isinstance(row["dtype"], str) or row["dtype"] not in _FILE_TYPES:
+        _refuse(path, f"{name!r} has the unknown dtype {row['dtype']!r}")
+    dtype, shape, offsets = _FILE_TYPES[row["dtype"]], row["shape"], row["data_offsets"]
+    for what, values in (("shape", shape), ("data_offsets", offsets)):
+        if not isinstance(values, list) or not all(type(v) is int and 0 <= v < 1 << 63 for v in values):
+            _refuse(path, f"{name!r} has the {what} {str(values)[:80]}, which must be whole numbers from 0")
+    if len(shape) > 64 or len(offsets) != 2 or prod(shape) * dtype.itemsize != offsets[1] - offsets[0]:
+        _refuse(
+            path,
+            f"{name!r} of shape {str(shape)[:80]} and dtype {row['dtype']} does not fit the "
+            f"data_offsets {str(offsets)[:80]}",
+        )
+    return Entry(name, dtype, tuple(shape), base + offsets[0], base + offsets[1])
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key stands twice")
+    return result
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not allowed")
+
+
+def _refuse(path: str | Path, reason: str) -> NoReturn:
+    raise FileFormatError(f"safetensors file {path}", because=reason, fix="fetch or write the file again")
