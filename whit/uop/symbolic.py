@@ -77,6 +77,9 @@ def floordiv(u: UOp, divisor: int) -> UOp:
     # (x // a) // b == x // (a * b)
     if u.op is Ops.FLOORDIV and u.src[1].op is Ops.CONST and u.src[1].arg > 0:
         return floordiv(u.src[0], u.src[1].arg * divisor)
+    # (x % (a * b)) // a == (x // a) % b
+    if u.op is Ops.FLOORMOD and u.src[1].op is Ops.CONST and u.src[1].arg > 0 and u.src[1].arg % divisor == 0:
+        return floormod(floordiv(u.src[0], divisor), u.src[1].arg // divisor)
     whole, rest, constant = _split(u, divisor)
     low, high = linear_bounds(rest, constant)
     if low // divisor == high // divisor:
