@@ -9,7 +9,7 @@ import enum
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from whit.uop.dtype import PyConst
 
@@ -51,17 +51,16 @@ class Op:
     takes: str = "any"  # operand dtypes: any, number, float, int, bitwise (int or bool)
     differentiable: bool = True
 
-    @property
-    def is_elementwise(self) -> bool:
-        return self.category in ("unary", "binary", "compare", "ternary", "cast")
+    # computed from the category, and plain attributes because every new node asks
+    is_elementwise: bool = field(init=False)  # one result element per position of the broadcast operands
+    is_alu: bool = field(init=False)  # elementwise without casts
+    is_movement: bool = field(init=False)
 
-    @property
-    def is_alu(self) -> bool:
-        return self.category in ("unary", "binary", "compare", "ternary")
-
-    @property
-    def is_movement(self) -> bool:
-        return self.category == "movement"
+    def __post_init__(self) -> None:
+        alu = self.category in ("unary", "binary", "compare", "ternary")
+        object.__setattr__(self, "is_alu", alu)
+        object.__setattr__(self, "is_elementwise", alu or self.category == "cast")
+        object.__setattr__(self, "is_movement", self.category == "movement")
 
     def __repr__(self) -> str:
         return f"Ops.{self.name}"

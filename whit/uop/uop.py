@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-import struct
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
@@ -91,6 +90,7 @@ class LocalArg:
 # ---- the node ----------------------------------------------------------------------------------------------
 
 _interned: dict[Any, _Ref] = {}
+_small_indices: dict[Any, UOp] = {}
 _uids = itertools.count()
 
 
@@ -110,13 +110,17 @@ def _forget(ref: Any) -> None:
         del _interned[key]
 
 
-def _const_key(arg: Any) -> Any:
-    """Tells 1, 1.0 and True apart, and 0.0 from -0.0; all NaNs are one."""
-    if isinstance(arg, float):
-        return "nan" if arg != arg else ("f", struct.pack("d", arg))
-    if isinstance(arg, tuple):
-        return tuple(_const_key(item) for item in arg)
-    return type(arg), arg
+_CONST = Ops.CONST
+
+
+def _const_key(dtype: DType, src: tuple[UOp, ...], arg: Any) -> Any:
+    """The key of a CONST: tells 1, 1.0 and True apart, and 0.0 from -0.0; all NaNs are one."""
+    cls = arg.__class__
+    if cls is float and (arg == 0.0 or arg != arg):
+        return _CONST, dtype, src, repr(arg), cls
+    if cls is tuple:
+        return _CONST, dtype, src, tuple([(repr(item), item.__class__) for item in arg]), cls
+    return _CONST, dtype, src, arg, cls
 
 
 class UOp:
@@ -147,7 +151,7 @@ class UOp:
     _memo: dict[str, Any] | None
 
     def __new__(cls, op: Op, dtype: DType = dtypes.void, src: tuple[UOp, ...] = (), arg: Any = None) -> UOp:
-        key = (op, dtype, src, _const_key(arg) if op is Ops.CONST else arg)
+        key = (op, dtype, src, arg) if op is not _CONST else _const_key(dtype, src, arg)
         found = _interned.get(key)
         if found is not None:
             node = found()
@@ -156,11 +160,28 @@ class UOp:
         self = object.__new__(cls)
         self.op, self.dtype, self.src, self.arg = op, dtype, src, arg
         self._key = self._bounds = self._ranges = self._memo = None
-        self.shape = _shape_of(self)
-        self.device = _device_of(self)
+        if op.is_elementwise:
+            first = src[0]
+            shape, device = first.shape, first.device
+            for source in src:
+                if source.shape is not shape and source.shape != shape:
+                    shape = broadcast_shapes(*[s.shape for s in src])
+                    break
+            if device is None:
+                device = _device_of(self)
+            self.shape, self.device = shape, device
+        else:
+            rule = _SHAPE_RULES.get(op)
+            self.shape = () if rule is None else rule(self)
+            self.device = _device_of(self) if src or op is Ops.BUFFER else None
         ref = _Ref(self, _forget)
         ref.key = key
-        _interned[key] = ref
+        found = _interned.setdefault(key, ref)
+        if found is not ref:  # another thread made the same node meanwhile, or the one before has just died
+            node = found()
+            if node is not None:
+                return node
+            _interned[key] = ref
         return self
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
@@ -261,7 +282,14 @@ class UOp:
     @staticmethod
     def index(value: Sint) -> UOp:
         """A size as a node of dtype index."""
-        return value if isinstance(value, UOp) else UOp(Ops.CONST, dtypes.index, (), value)
+        if value.__class__ is int:
+            found = _small_indices.get(value)
+            if found is None:
+                found = UOp(_CONST, dtypes.index, (), value)
+                if -64 <= value <= 1024:
+                    _small_indices[value] = found
+            return found
+        return value if isinstance(value, UOp) else UOp(_CONST, dtypes.index, (), int(value))
 
     @staticmethod
     def range(size: Sint, axis: AxisType = AxisType.LOOP, uid: int | None = None) -> UOp:
@@ -567,20 +595,6 @@ def show_size(size: Sint) -> str:
 def show_shape(shape: Shape) -> str:
     """A shape as Python would print it."""
     return "(" + ", ".join(show_size(s) for s in shape) + ("," if len(shape) == 1 else "") + ")"
-
-
-def _shape_of(u: UOp) -> Shape:
-    op, src = u.op, u.src
-    if op.is_elementwise:
-        if len(src) == 1:
-            return src[0].shape
-        shape = src[0].shape
-        for s in src[1:]:
-            if s.shape != shape:
-                return broadcast_shapes(*[s.shape for s in src])
-        return shape
-    rule = _SHAPE_RULES.get(op)
-    return rule(u) if rule is not None else ()
 
 
 def _shape_reshape(u: UOp) -> Shape:
