@@ -1,0 +1,196 @@
+"""Tiles and addresses: which lanes and points a value has, and how an index expression looks at each of them.
+
+The tile of a value is the set of UPCAST and UNROLL ranges that it depends on. At most one of them is its vector axis, cut
+into pieces of `width` lanes; the others are unrolled. Points are numbered row-major over the ranges, pieces last.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from whit.codegen.target import Target
+from whit.uop import AxisType, Op, Ops, UOp, dtypes
+from whit.uop.symbolic import Linear, linear_form, simplify
+
+Dims = tuple[UOp, ...]  # tile ranges of a value, the vector axis last
+
+
+class Tiles:
+    """The vector axes of a kernel, and the dimensions, points and projections that follow from them."""
+
+    def __init__(self, width: dict[UOp, int]) -> None:
+        self.width = width  # vector axis -> lanes of one piece
+        self._dims: dict[frozenset[UOp], Dims] = {}
+        self._grid: dict[Dims, list[tuple[int, ...]]] = {(): [()]}
+        self._maps: dict[tuple[Dims, Dims], list[int]] = {}
+
+    def dims(self, ranges: frozenset[UOp]) -> Dims:
+        """The tile ranges among `ranges` in the order of unrolling."""
+        found = self._dims.get(ranges)
+        if found is None:
+            tile = [r for r in ranges if r.arg.axis.is_tile]
+            tile.sort(key=lambda r: (r in self.width, -r.arg.axis, r.arg.uid))
+            found = self._dims[ranges] = tuple(tile)
+        return found
+
+    def lanes(self, dims: Dims) -> int:
+        """Lanes of one value with these dimensions."""
+        return self.width.get(dims[-1], 1) if dims else 1
+
+    def pieces(self, r: UOp) -> int:
+        """Points along one range."""
+        size: int = r.src[0].arg
+        return size // self.width.get(r, 1)
+
+    def grid(self, dims: Dims) -> list[tuple[int, ...]]:
+        """For each point the value of each range (of the vector axis: of its first lane)."""
+        found = self._grid.get(dims)
+        if found is None:
+            step = self.width.get(dims[-1], 1)
+            last = [i * step for i in range(self.pieces(dims[-1]))]
+            found = self._grid[dims] = [(*head, i) for head in self.grid(dims[:-1]) for i in last]
+        return found
+
+    def points(self, dims: Dims) -> int:
+        return len(self.grid(dims)) if dims else 1
+
+    def project(self, dims: Dims, part: Dims) -> list[int]:
+        """For each point of `dims` the number of the point of `part` (a subset of the ranges) that it contains."""
+        found = self._maps.get((dims, part))
+        if found is None:
+            strides: list[tuple[int, int, int]] = []
+            step = 1
+            for r in reversed(part):
+                strides.append((dims.index(r), self.width.get(r, 1), step))
+                step *= self.pieces(r)
+            found = self._maps[(dims, part)] = [sum([p[i] // w * s for i, w, s in strides]) for p in self.grid(dims)]
+        return found
+
+
+@dataclass(slots=True)
+class Address:
+    """An index at one point: base + offset + stride * lane; or, when irregular, one (terms, constant) per lane.
+
+    `terms` are (index expression, factor) without tile ranges. `vector` are (value with one index per lane, factor)."""
+
+    terms: list[tuple[UOp, int]]
+    offset: int
+    stride: int = 0
+    lanes: list[Linear] | None = None
+    scalars: list[tuple[UOp, int]] = field(default_factory=list)  # data-dependent instructions
+    vectors: list[tuple[UOp, int]] = field(default_factory=list)
+
+
+def choose_vector_axes(order: Sequence[UOp], target: Target) -> dict[UOp, int]:
+    """Vector axis -> lanes of a piece. An axis earns points where accesses along it are contiguous and loses where they
+    are not, more in deeper loops; two axes that meet in one value cannot both be vectors."""
+    tile: dict[UOp, int] = {}
+    meet: set[frozenset[UOp]] = set()
+    size: dict[UOp, int] = {}
+    work: dict[UOp, int] = {}
+    for node in order:
+        ranges = node.ranges
+        if not ranges:
+            continue
+        mine = [r for r in ranges if r.arg.axis.is_tile]
+        if not mine:
+            continue
+        if len(mine) > 1:
+            meet.add(frozenset(mine))
+        op = node.op
+        if op is Ops.INDEX or op is Ops.STORE:
+            terms, _ = linear_form(node.src[1])
+            weight = 8 ** min(3, sum([r.arg.axis is AxisType.REDUCE for r in ranges]))
+            for r in mine:
+                factor = terms.get(r, 0)
+                if abs(factor) == 1:
+                    tile[r] = tile.get(r, 0) + 2 * weight + (op is Ops.STORE)
+                elif factor or any(r in t.ranges for t in terms):
+                    tile[r] = tile.get(r, 0) - weight * 2
+        elif node.dtype is not dtypes.index and op.is_alu:
+            for r in mine:
+                work[r] = work.get(r, 0) + 1
+        itemsize = node.dtype.itemsize if node.dtype.kind in "iuf" else 0
+        for r in mine:
+            size[r] = max(size.get(r, 1), itemsize)
+    chosen: dict[UOp, int] = {}
+    for r in sorted(size, key=lambda r: (-tile.get(r, 0), r.arg.axis, -r.arg.uid)):
+        if tile.get(r, 0) + work.get(r, 0) // 2 < 0 or any(r in m and any(c in m for c in chosen) for m in meet):
+            continue
+        width = _piece(r.src[0].arg, max(1, target.vector_bytes // size[r]))
+        if width > 1:
+            chosen[r] = width
+    return chosen
+
+
+def _piece(size: int, lanes: int) -> int:
+    """The greatest power of two that divides `size` and fits a register."""
+    width = 1
+    while width * 2 <= lanes and size % (width * 2) == 0:
+        width *= 2
+    return width
+
+
+def addresses(expr: UOp, dims: Dims, tiles: Tiles, data: Iterable[UOp]) -> list[Address]:
+    """The index expression at each point of `dims`. `data` are its terms that come from memory: they are left out here."""
+    terms, constant = linear_form(expr)
+    skip = set(data)
+    fixed: list[tuple[UOp, int]] = []
+    affine: list[tuple[int, int]] = []  # position in dims, factor
+    mixed: list[tuple[UOp, int]] = []
+    stride = 0
+    vector = dims[-1] if dims and dims[-1] in tiles.width else None
+    for term, factor in terms.items():
+        if term in skip:
+            continue
+        if term.op is Ops.RANGE and term.arg.axis.is_tile:
+            affine.append((dims.index(term), factor))
+            if term is vector:
+                stride = factor
+        elif any(r.arg.axis.is_tile for r in term.ranges):
+            mixed.append((term, factor))
+        else:
+            fixed.append((term, factor))
+    result: list[Address] = []
+    for point in tiles.grid(dims):
+        offset = constant
+        for position, factor in affine:
+            offset += point[position] * factor
+        result.append(Address(fixed, offset, stride))
+    if mixed:
+        _substitute_lanes(result, mixed, dims, tiles, vector)
+    return result
+
+
+def _substitute_lanes(result: list[Address], mixed: list[tuple[UOp, int]], dims: Dims, tiles: Tiles, vector: UOp | None) -> None:
+    """Terms such as (i*4 + u) // 6 that are not affine in the tile: evaluate them at each lane and look for a pattern."""
+    memo: dict[tuple[UOp, tuple[int, ...]], Linear] = {}
+    lanes = tiles.lanes(dims)
+    parts = [(term, factor, [(i, r) for i, r in enumerate(dims) if r in term.ranges]) for term, factor in mixed]
+    for address, point in zip(result, tiles.grid(dims), strict=True):
+        found: list[Linear] = []
+        for lane in range(lanes):
+            terms = dict(address.terms)
+            constant = address.offset + address.stride * lane
+            for term, factor, ranges in parts:
+                values = tuple([point[i] + (lane if r is vector else 0) for i, r in ranges])
+                form = memo.get((term, values))
+                if form is None:
+                    at = {r: UOp.index(v) for (_, r), v in zip(ranges, values, strict=True)}
+                    form = memo[(term, values)] = linear_form(simplify(term.substitute(at)))
+                for t, f in form[0].items():
+                    terms[t] = terms.get(t, 0) + f * factor
+                constant += form[1] * factor
+            found.append(({t: f for t, f in terms.items() if f}, constant))
+        first, start = found[0]
+        step = found[1][1] - start if lanes > 1 else 0
+        if all(t == first and c == start + step * n for n, (t, c) in enumerate(found)):
+            address.terms, address.offset, address.stride = list(first.items()), start, step
+        else:
+            address.lanes = found
+
+
+def is_linear(node: UOp) -> bool:
+    """Whether `linear_form` looks through this index expression."""
+    op: Op = node.op
+    return op is Ops.ADD or op is Ops.CONST or (op is Ops.MUL and node.src[1].op is Ops.CONST)

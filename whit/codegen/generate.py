@@ -1,0 +1,52 @@
+"""Codegen's door: a kernel and a target become a linear program."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from whit.codegen.estimate import estimate
+from whit.codegen.heuristics import choose
+from whit.codegen.linearize import linearize
+from whit.codegen.lower import lower_passes, prepare
+from whit.codegen.opts import Opt, apply
+from whit.codegen.target import Target
+from whit.helpers import NOOPT
+from whit.uop import Ops, Sint, UOp
+from whit.uop.rewrite import Pass, run_passes
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A linear program and what is needed to launch and judge it. `name` is a C identifier and no key."""
+
+    linear: UOp
+    name: str
+    tasks: int
+    global_size: tuple[int, ...]
+    local_size: tuple[int, ...]
+    opts: tuple[Opt, ...]
+    flops: Sint
+    bytes: Sint
+
+
+def generate(ast: UOp, target: Target, opts: Sequence[Opt] | None = None) -> Generated:
+    """Compile a kernel (docs/contracts.md, "Kernel level") to a linear program.
+
+    opts: what to do with its axes; None lets the heuristics choose (NOOPT=1: nothing). OptError if one is illegal.
+    """
+    ready = prepare(ast)
+    chosen = tuple(opts) if opts is not None else () if NOOPT else tuple(choose(ready, target))
+    optimised = apply(ready, chosen, target)
+    linear = run_passes(optimised, _pipeline(), target)
+    sizes = {u.arg.name: u.arg.size for u in linear.src if u.op is Ops.SPECIAL}
+    flops, moved = estimate(ready)
+    return Generated(linear, optimised.arg.name, sizes.get("thread", 1), _launch(sizes, "gidx"), _launch(sizes, "lidx"),
+                     chosen, flops, moved)
+
+
+def _pipeline() -> tuple[Pass, ...]:
+    return (*lower_passes(), Pass("linearize", linearize, "kernel", "linear", "instructions in execution order"))
+
+
+def _launch(sizes: dict[str, int], prefix: str) -> tuple[int, ...]:
+    return tuple([sizes.get(f"{prefix}{n}", 1) for n in range(3)])

@@ -1,0 +1,635 @@
+"""Linearise: a kernel with folded tiles becomes instructions in execution order. Tiles are expanded here and only here.
+
+Every instruction stands in the innermost loop whose counter or register it depends on, so whatever does not change inside
+a loop is computed before it: softmax is, per row, a loop for the maximum, a loop for the sum and a loop of stores.
+
+Before (UPCAST u 8 wide):   SINK(END(STORE(p0, i*8+u, INDEX(p1, i*8+u) * 2.0), i, u))
+After:                      i = RANGE(4) { a = MUL(i, 8); v = LOAD x8 (p1, a); STORE(p0, a, MUL(v, 2.0 x8)) }
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from whit.codegen.access import Address, Dims, Tiles, addresses, choose_vector_axes, is_linear
+from whit.codegen.opts import identity
+from whit.codegen.target import Target
+from whit.uop import AxisType, DType, Op, Ops, UOp, dtypes
+from whit.uop.ops import COMPARE
+from whit.uop.symbolic import linear_form
+
+CHAINS = 8  # independent accumulations that keep the multiply-add units busy: latency 4 times 2 units
+
+
+class Region:
+    """The body of a loop (or the whole program): instructions in order; `counter` is the RANGE instruction."""
+
+    __slots__ = ("parent", "depth", "counter", "items")
+
+    def __init__(self, parent: Region | None, counter: UOp | None) -> None:
+        self.parent, self.counter = parent, counter
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.items: list[UOp] = []
+
+
+def linearize(sink: UOp, target: Target) -> UOp:
+    """A kernel after opts and lowering -> LINEAR. All RANGEs are LOOP, REDUCE, UPCAST or UNROLL; the others are SPECIALs by now."""
+    return _Linearizer(sink, target).run()
+
+
+def _is_loop(r: UOp) -> bool:
+    return not r.arg.axis.is_tile
+
+
+class _Linearizer:
+    def __init__(self, sink: UOp, target: Target) -> None:
+        self.sink, self.target = sink, target
+        nodes = sink.toposort()
+        self.tiles = Tiles(choose_vector_axes(nodes, target))
+        self.root = Region(None, None)
+        self.where: dict[UOp, Region] = {}  # instruction -> region
+        self.values: dict[UOp, list[UOp]] = {}  # kernel node -> an instruction per point of its tile
+        self.regions: dict[UOp, Region] = {}  # loop RANGE -> body
+        self.groups: dict[UOp, list[UOp]] = {}  # REDUCE -> the REDUCEs that share its loop
+        self.data: set[UOp] = set()  # index expressions that depend on memory
+        self.uses: dict[UOp, int] = {}
+        self.registers = 0
+        for node in nodes:
+            for s in node.src:
+                self.uses[s] = self.uses.get(s, 0) + 1
+        self.order = self._order(nodes)
+
+    # ---- plan: loops and the order of nodes
+
+    def _order(self, nodes: Sequence[UOp]) -> list[UOp]:
+        """Sources first; the REDUCEs of one loop count as one node, so that the loop can close when they are done."""
+        together: dict[tuple[UOp, ...], list[UOp]] = {}
+        for node in nodes:
+            if node.op is Ops.REDUCE:
+                loops = tuple([r for r in node.src[1:] if _is_loop(r)])
+                self.groups[node] = together.setdefault(loops, []) if loops else []
+                self.groups[node].append(node)
+        done: dict[UOp, None] = {}
+        stack: list[tuple[UOp, bool]] = [(self.sink, False)]
+        while stack:
+            node, ready = stack.pop()
+            if node in done:
+                continue
+            if ready or not node.src:
+                done[node] = None
+                continue
+            stack.append((node, True))
+            if node.op is Ops.REDUCE:
+                group = self.groups[node]
+                for member in reversed(group):
+                    for source in reversed(member.src):
+                        if source not in done:
+                            stack.append((source, False))
+            else:
+                for source in reversed(node.src):
+                    if source not in done:
+                        stack.append((source, False))
+        return list(done)
+
+    def _plan_loops(self) -> None:
+        """Make the tree of regions: store loops as END nests them, a REDUCE's loop in the deepest loop around its value."""
+        for end in self.sink.src:
+            region = self.root
+            for r in end.src[1:]:
+                if _is_loop(r):
+                    region = self._open(r, region)
+        for node in reversed(self.order):
+            if node.op is Ops.REDUCE:
+                region = self._home(node.ranges)
+                for r in node.src[1:]:
+                    if _is_loop(r):
+                        region = self._open(r, region)
+
+    def _open(self, r: UOp, parent: Region) -> Region:
+        region = self.regions.get(r)
+        if region is None:
+            region = self.regions[r] = Region(parent, None)
+        assert region.parent is parent, f"range {r.arg} is the loop of two places; prepare() separates them"
+        return region
+
+    def _home(self, ranges: Iterable[UOp]) -> Region:
+        """The deepest open loop among the ranges."""
+        best = self.root
+        for r in ranges:
+            region = self.regions.get(r)
+            if region is not None and region.depth > best.depth:
+                best = region
+        return best
+
+    # ---- emission
+
+    def emit(self, op: Op, dtype: DType, src: tuple[UOp, ...], arg: object = None) -> UOp:
+        """An instruction in the innermost region of its operands; the same instruction is emitted once."""
+        node = UOp(op, dtype, src, arg)
+        where = self.where
+        if node in where:
+            return node
+        region = self.root
+        for s in src:
+            other = where.get(s)
+            if other is not None and other.depth > region.depth:
+                region = other
+        where[node] = region
+        region.items.append(node)
+        return node
+
+    def place(self, region: Region, op: Op, dtype: DType, src: tuple[UOp, ...], arg: object = None) -> UOp:
+        """An instruction in this region, whatever its operands are."""
+        node = UOp(op, dtype, src, arg)
+        self.where[node] = region
+        region.items.append(node)
+        return node
+
+    def broadcast(self, scalar: UOp, lanes: int) -> UOp:
+        if lanes == 1:
+            return scalar
+        if scalar.op is Ops.CONST:
+            return UOp(Ops.CONST, scalar.dtype.vec(lanes), (), scalar.arg)
+        return self.emit(Ops.BROADCAST, scalar.dtype.vec(lanes), (scalar,))
+
+    def run(self) -> UOp:
+        self._plan_loops()
+        for param in sorted([u for u in self.order if u.op is Ops.PARAM], key=lambda u: u.arg.slot):
+            self.values[param] = [self.emit(Ops.PARAM, param.dtype, (), param.arg)]
+        handlers = {Ops.INDEX: self.load, Ops.REDUCE: self.reduce, Ops.RANGE: self.counter}
+        for node in self.order:
+            op = node.op
+            if node in self.values or op is Ops.CONST or op in _STRUCTURE:
+                continue
+            handler = handlers.get(op)
+            if handler is not None:
+                handler(node)
+            elif not node.src:
+                self.values[node] = [self.emit(op, node.dtype, (), node.arg)]
+            elif node.dtype is dtypes.index:
+                self.index_node(node)
+            elif not self._folds_into_sum(node):
+                self.elementwise(node)
+        for end in self.sink.src:
+            self.store(end)
+        for region in sorted(self.regions.values(), key=lambda r: -r.depth):
+            if region.counter is not None:
+                self.close(region)
+        return UOp(Ops.LINEAR, dtypes.void, tuple(_live(self.root.items)))
+
+    def counter(self, r: UOp) -> None:
+        """The RANGE instruction of a loop; tile ranges have none."""
+        if not _is_loop(r):
+            return
+        region = self.regions[r]
+        size = r.src[0]
+        bound = size if size.op is Ops.CONST else self.scalar_index(size)
+        region.counter = UOp(Ops.RANGE, dtypes.index, (bound,), r.arg)
+        self.where[region.counter] = region
+        self.values[r] = [region.counter]
+
+    def close(self, region: Region) -> None:
+        """Put a finished loop at the present end of the region around it."""
+        assert region.counter is not None and region.parent is not None
+        items = region.parent.items
+        items.append(region.counter)
+        items += region.items
+        items.append(UOp(Ops.END, dtypes.void, (region.counter,)))
+        region.counter = None
+
+    # ---- index arithmetic
+
+    def index_node(self, node: UOp) -> None:
+        """Index expressions are summed up where they are used; only their terms become instructions here."""
+        if node.src[0].dtype is not dtypes.index or any(s in self.data for s in node.src):
+            self.data.add(node)
+            if not is_linear(node):
+                self.elementwise(node)
+        elif not is_linear(node) and not self.tiles.dims(node.ranges):
+            self.scalar_term(node)
+
+    def scalar_term(self, node: UOp) -> None:
+        """A quotient, remainder, choice, … without tile ranges."""
+        operands = [self.scalar_index(s) if s.dtype is dtypes.index else self.values[s][0] if s in self.values else s for s in node.src]
+        if node.dtype is dtypes.index and node.op in (Ops.FLOORDIV, Ops.FLOORMOD):
+            self.values[node] = [self.divide(node, operands[0], operands[1])]
+        else:
+            self.values[node] = [self.emit(node.op, node.dtype, tuple(operands), node.arg)]
+
+    def divide(self, node: UOp, a: UOp, b: UOp) -> UOp:
+        """Floor division and remainder from what truncates: dividends are made non-negative by a multiple of the divisor."""
+        native, vec = self.target.native, node.dtype
+        quotient = node.op is Ops.FLOORDIV
+        divisor = node.src[1]
+        low = node.src[0].vmin
+        if divisor.op is Ops.CONST and divisor.arg > 0:
+            d = divisor.arg
+            if d & (d - 1) == 0 and Ops.SHR in native and Ops.AND in native:
+                amount = d.bit_length() - 1 if quotient else d - 1
+                return self.emit(Ops.SHR if quotient else Ops.AND, vec, (a, UOp.index(amount)))
+            if low < 0 and low > -(1 << 60):
+                turns = -(low // d)
+                shifted = self.emit(Ops.ADD, vec, (a, UOp.index(turns * d)))
+                result = self.emit(_division(node.op, native), vec, (shifted, b))
+                return self.emit(Ops.ADD, vec, (result, UOp.index(-turns))) if quotient else result
+        if low >= 0 and divisor.vmin >= 0:
+            return self.emit(_division(node.op, native), vec, (a, b))
+        rest = self.emit(Ops.TRUNCMOD, vec, (a, b))
+        zero = UOp.index(0)
+        negative = self.emit(Ops.CMPLT, dtypes.bool, (rest, zero))
+        if not quotient:
+            return self.emit(Ops.ADD, vec, (rest, self.emit(Ops.WHERE, vec, (negative, b, zero))))
+        whole = self.emit(Ops.TRUNCDIV, vec, (a, b))
+        return self.emit(Ops.ADD, vec, (whole, self.emit(Ops.WHERE, vec, (negative, UOp.index(-1), zero))))
+
+    def term(self, node: UOp) -> UOp:
+        """The scalar instruction of one term of a linear form (new terms come from lanes of a tile)."""
+        found = self.values.get(node)
+        if found is None:
+            for part in node.toposort(lambda n: n in self.values):
+                if part not in self.values and part.src and not (part.dtype is dtypes.index and is_linear(part)):
+                    self.scalar_term(part)
+            found = self.values[node]
+        return found[0]
+
+    def sum(self, terms: Iterable[tuple[UOp, int]]) -> UOp | None:
+        """Instruction of a sum, outermost terms first so that each partial sum stands as far out as it can. None: empty."""
+        where, root = self.where, self.root
+        parts = [(self.term(t), f) for t, f in terms]
+        if len(parts) > 1:
+            parts.sort(key=lambda p: where.get(p[0], root).depth)
+        total: UOp | None = None
+        for part, factor in parts:
+            if factor != 1:
+                part = self.emit(Ops.MUL, dtypes.index, (part, UOp.index(factor)))
+            total = part if total is None else self.emit(Ops.ADD, dtypes.index, (total, part))
+        return total
+
+    def offset(self, base: UOp | None, constant: int) -> UOp:
+        if base is None:
+            return UOp.index(constant)
+        return base if constant == 0 else self.emit(Ops.ADD, dtypes.index, (base, UOp.index(constant)))
+
+    def scalar_index(self, expr: UOp) -> UOp:
+        """One instruction for an index expression without tile ranges."""
+        terms, constant = linear_form(expr)
+        return self.offset(self.sum(terms.items()), constant)
+
+    def addresses(self, expr: UOp, dims: Dims) -> list[Address]:
+        """The addresses at each point, with the terms that come from memory filled in."""
+        terms, _ = linear_form(expr)
+        data = [t for t in terms if t in self.data]
+        found = addresses(expr, dims, self.tiles, data)
+        for term in data:
+            factor = terms[term]
+            part = self.tiles.dims(term.ranges)
+            values = self.values[term]
+            wide = self.tiles.lanes(part) > 1
+            for address, at in zip(found, self.tiles.project(dims, part), strict=True):
+                (address.vectors if wide else address.scalars).append((values[at], factor))
+        return found
+
+    def start(self, address: Address) -> UOp:
+        """The scalar index of lane 0, without vector terms."""
+        base = self.sum(address.terms)
+        for value, factor in address.scalars:
+            part = value if factor == 1 else self.emit(Ops.MUL, dtypes.index, (value, UOp.index(factor)))
+            base = part if base is None else self.emit(Ops.ADD, dtypes.index, (base, part))
+        return self.offset(base, address.offset)
+
+    def lane_indices(self, address: Address, lanes: int) -> list[UOp]:
+        """A scalar index per lane."""
+        if address.lanes is not None:
+            result = []
+            for terms, constant in address.lanes:
+                one = Address(list(terms.items()), constant, scalars=address.scalars)
+                result.append(self.start(one))
+        else:
+            base = self.start(Address(address.terms, 0, scalars=address.scalars))
+            base_or_none = None if base.op is Ops.CONST else base
+            result = [self.offset(base_or_none, address.offset + address.stride * lane) for lane in range(lanes)]
+        for value, factor in address.vectors:
+            for lane in range(lanes):
+                part = self.emit(Ops.EXTRACT, dtypes.index, (value,), lane)
+                part = part if factor == 1 else self.emit(Ops.MUL, dtypes.index, (part, UOp.index(factor)))
+                result[lane] = self.emit(Ops.ADD, dtypes.index, (result[lane], part))
+        return result
+
+    def index_vector(self, address: Address, lanes: int, dtype: DType = dtypes.index) -> UOp:
+        """The index of every lane as a value of `dtype` (an integer type that holds it)."""
+        def as_dtype(value: UOp, count: int) -> UOp:
+            if dtype is dtypes.index:
+                return value
+            if value.op is Ops.CONST:
+                return UOp.const(value.arg, dtype.vec(count))
+            return self.emit(Ops.CAST, dtype.vec(count), (value,))
+
+        wide = dtype.vec(lanes)
+        if lanes == 1:
+            return as_dtype(self.start(address), 1)
+        if address.lanes is not None:
+            scalars = self.lane_indices(Address([], 0, lanes=address.lanes, scalars=address.scalars), lanes)
+            if all(s.op is Ops.CONST for s in scalars):
+                total = UOp.const(tuple([s.arg for s in scalars]), wide)
+            else:
+                total = self.emit(Ops.STACK, wide, tuple([as_dtype(s, 1) for s in scalars]))
+        else:
+            first = self.start(address)
+            steps = tuple([address.stride * lane for lane in range(lanes)])
+            if first.op is Ops.CONST:
+                total = UOp.const(tuple([first.arg + step for step in steps]), wide)
+            else:
+                total = self.broadcast(as_dtype(first, 1), lanes)
+                if address.stride:
+                    total = self.emit(Ops.ADD, wide, (total, UOp.const(steps, wide)))
+        for value, factor in address.vectors:
+            part = as_dtype(value, lanes)
+            part = part if factor == 1 else self.emit(Ops.MUL, wide, (part, UOp.const(factor, wide)))
+            total = self.emit(Ops.ADD, wide, (total, part))
+        return total
+
+    # ---- values
+
+    def operand(self, node: UOp, dims: Dims, index_as: DType = dtypes.index) -> list[UOp]:
+        """The instructions of a source at each point of its user, with the user's lanes."""
+        lanes = self.tiles.lanes(dims)
+        if node.op is Ops.CONST:
+            dtype = index_as if node.dtype is dtypes.index else node.dtype
+            const = UOp(Ops.CONST, dtype.vec(lanes), (), node.arg)
+            return [const] * self.tiles.points(dims)
+        if node.dtype is dtypes.index and (index_as is not dtypes.index or node not in self.values):
+            return [self.index_vector(a, lanes, index_as) for a in self.addresses(node, dims)]
+        values = self.values[node]
+        if not dims:
+            return values
+        part = self.tiles.dims(node.ranges)
+        if part is not dims and part != dims:
+            values = [values[at] for at in self.tiles.project(dims, part)]
+        if lanes > 1 and self.tiles.lanes(part) == 1:
+            values = [self.broadcast(v, lanes) for v in values]
+        return values
+
+    def elementwise(self, node: UOp) -> None:
+        """Expand an elementwise node over its tile."""
+        dims = self.tiles.dims(node.ranges)
+        lanes = self.tiles.lanes(dims)
+        op, dtype = node.op, node.dtype
+        index_as = dtypes.index
+        if lanes > 1 and node.src[0].dtype is dtypes.index and dtype is not dtypes.index:
+            if op is Ops.CAST and self._cast_of_index(node, dims):
+                return
+            if op in COMPARE and all(_fits_int32(s) for s in node.src):
+                index_as = dtypes.int32
+        operands = [self.operand(s, dims, index_as) for s in node.src]
+        if dtype is dtypes.index and op in (Ops.FLOORDIV, Ops.FLOORMOD) and lanes == 1:
+            self.values[node] = [self.divide(node, a, b) for a, b in zip(*operands, strict=True)]
+            return
+        wide, arg, emit = dtype.vec(lanes), node.arg, self.emit
+        self.values[node] = [emit(op, wide, src, arg) for src in zip(*operands, strict=True)]
+
+    def _cast_of_index(self, node: UOp, dims: Dims) -> bool:
+        """A vector of index values as numbers goes through 32-bit lanes where they fit."""
+        source, dtype = node.src[0], node.dtype
+        between = dtypes.int32 if _fits_int32(source) else dtypes.int64
+        direct = dtype.kind in "iu" and dtype.bitsize >= 32
+        values = self.operand(source, dims, dtype if direct else between)
+        if not direct:
+            wide = dtype.vec(self.tiles.lanes(dims))
+            values = [self.emit(Ops.CAST, wide, (v,)) for v in values]
+        self.values[node] = values
+        return True
+
+    def masks(self, node: UOp, position: int, dims: Dims) -> list[UOp | None]:
+        if len(node.src) > position:
+            mask = node.src[position]
+            if mask.op is not Ops.CONST or not mask.arg:
+                return list(self.operand(mask, dims))
+        return [None] * self.tiles.points(dims)
+
+    def load(self, node: UOp) -> None:
+        """Expand an INDEX: one vector load per piece where the vector axis is contiguous."""
+        dims = self.tiles.dims(node.ranges)
+        lanes = self.tiles.lanes(dims)
+        memory = self.values[node.src[0]][0]
+        if len(node.src) > 2 and node.src[2].op is Ops.CONST and not node.src[2].arg:
+            self.values[node] = [UOp.const(0, node.dtype.vec(lanes))] * self.tiles.points(dims)
+            return
+        found = self.addresses(node.src[1], dims)
+        masks = self.masks(node, 2, dims)
+        self.values[node] = [self.read(memory, node.dtype, a, lanes, m) for a, m in zip(found, masks, strict=True)]
+
+    def read(self, memory: UOp, dtype: DType, address: Address, lanes: int, mask: UOp | None) -> UOp:
+        wide = dtype.vec(lanes)
+        gate = () if mask is None else (mask,)
+        if lanes == 1:
+            return self.emit(Ops.LOAD, dtype, (memory, self.start(address), *gate))
+        if address.vectors:
+            return self.emit(Ops.LOAD, wide, (memory, self.index_vector(address, lanes), *gate))
+        if address.lanes is None and address.stride == 1:
+            return self.emit(Ops.LOAD, wide, (memory, self.start(address), *gate))
+        if address.lanes is None and address.stride == -1:
+            return self._read_reversed(memory, wide, address, lanes, mask)
+        if address.lanes is None and address.stride == 0:
+            return self._read_one(memory, dtype, address, lanes, mask)
+        parts = []
+        for lane, index in enumerate(self.lane_indices(address, lanes)):
+            gate = () if mask is None else (self.lane(mask, lane),)
+            parts.append(self.emit(Ops.LOAD, dtype, (memory, index, *gate)))
+        return self.emit(Ops.STACK, wide, tuple(parts))
+
+    def _read_reversed(self, memory: UOp, wide: DType, address: Address, lanes: int, mask: UOp | None) -> UOp:
+        order = tuple(range(lanes - 1, -1, -1))
+        start = self.start(Address(address.terms, address.offset - lanes + 1, scalars=address.scalars))
+        gate: tuple[UOp, ...] = ()
+        if mask is not None:
+            gate = (mask if mask.op is Ops.BROADCAST else self.emit(Ops.SHUFFLE, mask.dtype, (mask,), order),)
+        return self.emit(Ops.SHUFFLE, wide, (self.emit(Ops.LOAD, wide, (memory, start, *gate)),), order)
+
+    def _read_one(self, memory: UOp, dtype: DType, address: Address, lanes: int, mask: UOp | None) -> UOp:
+        """All lanes read one element: under a mask per lane it is read if any lane wants it."""
+        start = self.start(address)
+        if mask is None:
+            return self.broadcast(self.emit(Ops.LOAD, dtype, (memory, start)), lanes)
+        gate = self.lane(mask, 0)
+        if mask.op is not Ops.BROADCAST:
+            for lane in range(1, lanes):
+                gate = self.emit(Ops.OR, dtypes.bool, (gate, self.lane(mask, lane)))
+        value = self.broadcast(self.emit(Ops.LOAD, dtype, (memory, start, gate)), lanes)
+        return value if mask.op is Ops.BROADCAST else self.emit(Ops.WHERE, value.dtype, (mask, value, UOp.const(0, value.dtype)))
+
+    def lane(self, vector: UOp, number: int) -> UOp:
+        """One lane as a scalar."""
+        if vector.op is Ops.BROADCAST:
+            return vector.src[0]
+        if vector.op is Ops.CONST:
+            return UOp(Ops.CONST, vector.dtype.scalar, (), vector.arg[number] if isinstance(vector.arg, tuple) else vector.arg)
+        if vector.op is Ops.STACK:
+            return vector.src[number]
+        return self.emit(Ops.EXTRACT, vector.dtype.scalar, (vector,), number)
+
+    def store(self, end: UOp) -> None:
+        """The STOREs of one END, at the end of its innermost loop."""
+        if end.op is Ops.STORE:
+            end = UOp(Ops.END, dtypes.void, (end,))
+        node = end.src[0]
+        if len(node.src) > 3 and node.src[3].op is Ops.CONST and not node.src[3].arg:
+            return
+        region = self._home(end.src[1:])
+        dims = self.tiles.dims(frozenset(end.src[1:]) | node.ranges)
+        lanes = self.tiles.lanes(dims)
+        memory = self.values[node.src[0]][0]
+        rows = zip(self.addresses(node.src[1], dims), self.operand(node.src[2], dims), self.masks(node, 3, dims), strict=True)
+        for address, value, mask in rows:
+            self.write(region, memory, address, value, lanes, mask)
+
+    def write(self, region: Region, memory: UOp, address: Address, value: UOp, lanes: int, mask: UOp | None) -> None:
+        gate = () if mask is None else (mask,)
+        if lanes == 1 or (address.lanes is None and not address.vectors and address.stride == 1):
+            self.place(region, Ops.STORE, dtypes.void, (memory, self.start(address), value, *gate))
+        elif address.lanes is None and not address.vectors and address.stride == -1:
+            order = tuple(range(lanes - 1, -1, -1))
+            start = self.start(Address(address.terms, address.offset - lanes + 1, scalars=address.scalars))
+            gate = () if mask is None else (self.emit(Ops.SHUFFLE, mask.dtype, (mask,), order),)
+            turned = self.emit(Ops.SHUFFLE, value.dtype, (value,), order)
+            self.place(region, Ops.STORE, dtypes.void, (memory, start, turned, *gate))
+        else:
+            for lane, index in enumerate(self.lane_indices(address, lanes)):
+                gate = () if mask is None else (self.lane(mask, lane),)
+                self.place(region, Ops.STORE, dtypes.void, (memory, index, self.lane(value, lane), *gate))
+
+    # ---- reductions
+
+    def _folds_into_sum(self, node: UOp) -> bool:
+        """A float product that only one sum uses is not computed: it becomes part of that sum's MULACC."""
+        return node.op is Ops.MUL and node.dtype.is_float and self.uses[node] == 1 and node in self._summands
+
+    @property
+    def _summands(self) -> set[UOp]:
+        found = self.__dict__.get("_summands_memo")
+        if found is None:
+            found = set()
+            if Ops.MULACC in self.target.native:
+                found = {r.src[0] for r in self.groups if r.arg.op is Ops.ADD and r.dtype.is_float}
+            self.__dict__["_summands_memo"] = found
+        return found
+
+    def reduce(self, node: UOp) -> None:
+        """All REDUCEs of one loop: registers before it, folds inside, combination after it."""
+        group = self.groups[node]
+        loops = [self.regions[r] for r in node.src[1:] if _is_loop(r)]
+        work = [_Fold(self, member, loops) for member in group]
+        for fold in work:
+            fold.accumulate()
+        for region in reversed(loops):
+            self.close(region)
+        for fold in work:
+            self.values[fold.node] = fold.finish()
+
+
+class _Fold:
+    """One REDUCE: its accumulators, how values enter them, and how they are combined."""
+
+    def __init__(self, lin: _Linearizer, node: UOp, loops: list[Region]) -> None:
+        self.lin, self.node, self.loops = lin, node, loops
+        self.op: Op = node.arg.op
+        tiles = lin.tiles
+        self.out = tiles.dims(node.ranges)
+        unrolled = [r for r in node.src[1:] if not _is_loop(r)]
+        value = node.src[0]
+        self.dims = tiles.dims(node.ranges | frozenset(unrolled) | value.ranges)
+        self.lanes = tiles.lanes(self.dims)
+        self.folds_lanes = self.lanes > 1 and self.dims[-1] in unrolled
+        self.to_out = tiles.project(self.dims, self.out)
+        outputs = tiles.points(self.out)
+        steps = tiles.points(self.dims) // outputs
+        self.chains = 1
+        while self.chains * 2 <= steps and steps % (self.chains * 2) == 0 and outputs * self.chains < CHAINS:
+            self.chains *= 2
+        self.state: list[list[UOp | None]] = [[None] * self.chains for _ in range(outputs)]
+        self.body = loops[-1] if loops else None
+        if self.body is not None:
+            wide = node.dtype.vec(self.lanes)
+            start = UOp.const(identity(self.op, node), wide)
+            parent = loops[0].parent
+            assert parent is not None
+            for row in self.state:
+                for chain in range(self.chains):
+                    row[chain] = lin.place(parent, Ops.REG, wide, (start,), lin.registers)
+                    lin.registers += 1
+
+    def accumulate(self) -> None:
+        """Fold the value at every point of the tile into its accumulator."""
+        lin, value = self.lin, self.node.src[0]
+        product = lin._folds_into_sum(value)
+        columns = [lin.operand(s, self.dims) for s in (value.src if product else (value,))]
+        turn = [0] * len(self.state)
+        for point, src in enumerate(zip(*columns, strict=True)):
+            at = self.to_out[point]
+            chain = turn[at] % self.chains
+            turn[at] += 1
+            old = self.state[at][chain]
+            if old is None:
+                self.state[at][chain] = lin.emit(Ops.MUL, src[0].dtype, src) if product else src[0]
+                continue
+            op, operands = (Ops.MULACC, (*src, old)) if product else (self.op, (old, *src))
+            if self.body is None:
+                self.state[at][chain] = lin.emit(op, src[0].dtype, operands)
+            else:
+                new = lin.place(self.body, op, src[0].dtype, operands)
+                lin.place(self.body, Ops.SET, dtypes.void, (old, new))
+
+    def finish(self) -> list[UOp]:
+        """One value per output point, after the loop."""
+        lin, result = self.lin, []
+        for row in self.state:
+            parts = [part for part in row if part is not None]
+            if self.body is not None and not self._moves():
+                parent = self.loops[0].parent
+                assert parent is not None
+                parts = [self._copy(parent, part) for part in parts]
+            while len(parts) > 1:
+                parts = [lin.emit(self.op, a.dtype, (a, b)) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+            total = parts[0]
+            result.append(lin.emit(Ops.FOLD, total.dtype.scalar, (total,), self.op) if self.folds_lanes else total)
+        return result
+
+    def _moves(self) -> bool:
+        """Whether the folded value changes inside the loop. If not, `REG op value` after the loop would be the same node as inside."""
+        return any(_is_loop(r) and r in self.node.src[0].ranges for r in self.node.src[1:])
+
+    def _copy(self, region: Region, register: UOp) -> UOp:
+        lin = self.lin
+        copy = lin.place(region, Ops.REG, register.dtype, (register,), lin.registers)
+        lin.registers += 1
+        return copy
+
+
+_STRUCTURE = frozenset({Ops.SINK, Ops.END, Ops.STORE})
+
+
+def _division(op: Op, native: frozenset[Op]) -> Op:
+    if op is Ops.FLOORDIV:
+        return Ops.TRUNCDIV if Ops.TRUNCDIV in native or Ops.FLOORDIV not in native else op
+    return Ops.TRUNCMOD if Ops.TRUNCMOD in native or Ops.FLOORMOD not in native else op
+
+
+def _fits_int32(node: UOp) -> bool:
+    low, high = node.bounds
+    return bool(low >= -(1 << 31) and high < (1 << 31))
+
+
+_EFFECTS = frozenset({Ops.STORE, Ops.SET, Ops.RANGE, Ops.END, Ops.PARAM, Ops.BARRIER, Ops.IF, Ops.ENDIF, Ops.VAR, Ops.SPECIAL})
+
+
+def _live(items: list[UOp]) -> list[UOp]:
+    """Drop instructions whose results nothing uses."""
+    needed: set[UOp] = set()
+    kept: list[UOp] = []
+    for node in reversed(items):
+        if node in needed or node.op in _EFFECTS:
+            needed.update(node.src)
+            kept.append(node)
+    kept.reverse()
+    return kept
+
+
+assert AxisType.UPCAST.is_tile

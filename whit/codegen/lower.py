@@ -1,0 +1,261 @@
+"""Lowering passes on kernels whose tiles are still folded: before opts (`prepare`) and after them (`lower_passes`).
+
+No pass here sees a value per lane: UPCAST and UNROLL ranges stay RANGE nodes until `linearize` expands them once.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from whit.codegen.target import Target
+from whit.uop import AxisType, Ops, RangeArg, SpecialArg, UOp, dtypes
+from whit.uop.rewrite import Pass
+from whit.uop.symbolic import simplify
+
+# ---- before opts -----------------------------------------------------------------------------------------------------
+
+
+def prepare(ast: UOp) -> UOp:
+    """The kernel in the form that opts and `linearize` expect; the same kernel when it is in that form already.
+
+    - a RANGE of size 1 is 0
+    - a RANGE belongs to one loop: REDUCEs that cannot share a loop do not share a RANGE
+    - independent REDUCEs over equal ranges that read a common buffer share their RANGEs, hence one loop
+    - factors that a sum's ranges do not reach stand outside of it
+    """
+    ast = drop_unit_ranges(ast)
+    if sum(u.op is Ops.REDUCE for u in ast.toposort()):
+        ast = share_loops(separate_loops(hoist_factors(ast)))
+    return ast
+
+
+def drop_unit_ranges(ast: UOp) -> UOp:
+    """RANGE(1) -> 0, also among the ranges that a REDUCE or END closes."""
+    units = {u for u in ast.toposort() if u.op is Ops.RANGE and u.src[0].op is Ops.CONST and u.src[0].arg == 1}
+    if not units:
+        return ast
+    zero = UOp.index(0)
+    new: dict[UOp, UOp] = {u: zero for u in units}
+    for node in ast.toposort():
+        if node in new:
+            continue
+        if node.op in (Ops.REDUCE, Ops.END):
+            kept = [r for r in node.src[1:] if r not in units]
+            if node.op is Ops.REDUCE and not kept:  # a fold of one value
+                new[node] = new[node.src[0]]
+                continue
+            src = (new[node.src[0]], *kept)
+        else:
+            src = tuple([new[s] for s in node.src])
+        new[node] = node if src == node.src else node.replace(src=src)
+    return simplify(new[ast])
+
+
+def hoist_factors(ast: UOp) -> UOp:
+    """sum_k (a[k] * s) -> (sum_k a[k]) * s for floats.
+
+    Before:  REDUCE(MUL(INDEX(q, k), s), k; ADD)
+    After:   MUL(REDUCE(INDEX(q, k), k; ADD), s)
+    """
+    new: dict[UOp, UOp] = {}
+    for node in ast.toposort():
+        src = tuple([new[s] for s in node.src])
+        node_new = node if src == node.src else node.replace(src=src)
+        if node.op is Ops.REDUCE and node.arg.op is Ops.ADD and node.dtype.is_float:
+            node_new = _hoist(node_new)
+        new[node] = node_new
+    return new[ast]
+
+
+def _hoist(reduce: UOp) -> UOp:
+    ranges = frozenset(reduce.src[1:])
+    inside: list[UOp] = []
+    outside: list[UOp] = []
+    stack = [reduce.src[0]]
+    while stack:
+        node = stack.pop()
+        if node.op is Ops.MUL and (node is reduce.src[0] or node.ranges & ranges):
+            stack += node.src[::-1]
+        else:
+            (inside if node.ranges & ranges else outside).append(node)
+    if not outside or not inside:
+        return reduce
+    result = UOp(Ops.REDUCE, reduce.dtype, (_product(inside), *reduce.src[1:]), reduce.arg)
+    return result * _product(outside)
+
+
+def _product(factors: list[UOp]) -> UOp:
+    result = factors[0]
+    for factor in factors[1:]:
+        result = result * factor
+    return result
+
+
+def _reduces_below(order: Iterable[UOp]) -> tuple[dict[UOp, int], dict[UOp, int]]:
+    """For each node its level (how many REDUCEs lie one after another below it), and for each REDUCE its own level."""
+    level: dict[UOp, int] = {}
+    own: dict[UOp, int] = {}
+    for node in order:
+        below = max([level[s] for s in node.src], default=0)
+        if node.op is Ops.REDUCE:
+            below += 1
+            own[node] = below
+        level[node] = below
+    return level, own
+
+
+def _next_uid(nodes: Iterable[UOp]) -> int:
+    return max([u.arg.uid for u in nodes if u.op is Ops.RANGE], default=-1) + 1
+
+
+def separate_loops(ast: UOp) -> UOp:
+    """Give each loop its own RANGE where one RANGE serves several: REDUCEs of different levels or surroundings.
+
+    REDUCEs with equal ranges, level and outer ranges keep sharing; any other second owner of a RANGE gets a new one.
+    """
+    order = ast.toposort()
+    _, levels = _reduces_below(order)
+    uid = _next_uid(order)
+    owners: dict[UOp, Any] = {}
+    for node in order:
+        if node.op is Ops.END:
+            for r in node.src[1:]:
+                owners[r] = "store"
+    new: dict[UOp, UOp] = {}
+    for node in order:
+        src = tuple([new[s] for s in node.src])
+        fresh = node if src == node.src else node.replace(src=src)
+        if node.op is Ops.REDUCE:
+            key = (node.src[1:], levels[node], fresh.ranges)
+            renamed: dict[UOp, UOp] = {}
+            for r in node.src[1:]:
+                if owners.setdefault(r, key) != key:
+                    renamed[r] = UOp(Ops.RANGE, dtypes.index, r.src, RangeArg(uid, r.arg.axis))
+                    owners[renamed[r]] = key
+                    uid += 1
+            fresh = fresh.substitute(renamed)
+        new[node] = fresh
+    return new[ast]
+
+
+def share_loops(ast: UOp) -> UOp:
+    """Independent REDUCEs of one level, equal surroundings and sizes that read a common buffer become one loop.
+
+    Before:  m = REDUCE(x[k], k; ADD); v = REDUCE(x[l] * x[l], l; ADD)
+    After:   m = REDUCE(x[k], k; ADD); v = REDUCE(x[k] * x[k], k; ADD)
+    """
+    order = ast.toposort()
+    _, levels = _reduces_below(order)
+    if len(levels) < 2:
+        return ast
+    groups: dict[Any, list[tuple[tuple[UOp, ...], set[UOp]]]] = {}
+    changes: dict[UOp, UOp] = {}
+    for reduce, level in levels.items():
+        ranges = reduce.src[1:]
+        key = (level, reduce.ranges, tuple([(r.src[0], r.arg.axis) for r in ranges]))
+        reads = {u.src[0] for u in reduce.src[0].toposort() if u.op is Ops.INDEX}
+        if any(r in changes for r in ranges):
+            continue
+        for first, known in groups.setdefault(key, []):
+            if first == ranges:
+                known |= reads
+                break
+            if known & reads and not set(first) & set(ranges):
+                changes.update(zip(ranges, first, strict=True))
+                known |= reads
+                break
+        else:
+            groups[key].append((ranges, reads))
+    return _substitute_everywhere(ast, changes) if changes else ast
+
+
+def _substitute_everywhere(ast: UOp, changes: dict[UOp, UOp]) -> UOp:
+    return simplify(ast.substitute(changes))
+
+
+# ---- after opts ------------------------------------------------------------------------------------------------------
+
+
+def bind_specials(ast: UOp, _: Any = None) -> UOp:
+    """THREAD, GLOBAL and LOCAL ranges become SPECIAL indices; several THREAD ranges share the one thread number.
+
+    Before:  RANGE(4; THREAD 3)
+    After:   SPECIAL("thread", 4)
+    """
+    found = sorted([u for u in ast.toposort() if u.op is Ops.RANGE and u.arg.axis in _SPECIALS],
+                   key=lambda u: (u.arg.axis, u.arg.uid))
+    if not found:
+        return ast
+    changes: dict[UOp, UOp] = {}
+    for axis, (prefix, limit) in _SPECIALS.items():
+        mine = [u for u in found if u.arg.axis is axis]
+        while mine:
+            # the last index takes all remaining ranges when the hardware has no more indices
+            count = len(mine) if limit == 1 else 1
+            taken, mine, limit = mine[:count], mine[count:], limit - 1
+            total = 1
+            for r in taken:
+                total *= r.src[0].arg
+            name = prefix if axis is AxisType.THREAD else f"{prefix}{_SPECIALS[axis][1] - 1 - limit}"
+            index = UOp(Ops.SPECIAL, dtypes.index, (), SpecialArg(name, total))
+            for r in taken:
+                total //= r.src[0].arg
+                changes[r] = (index // total) % r.src[0].arg
+    new: dict[UOp, UOp] = dict(changes)
+    for node in ast.toposort():
+        if node in new:
+            continue
+        if node.op is Ops.END:
+            src = (new[node.src[0]], *[r for r in node.src[1:] if r not in changes])
+        else:
+            src = tuple([new[s] for s in node.src])
+        new[node] = node if src == node.src else node.replace(src=src)
+    return new[ast]
+
+
+_SPECIALS = {AxisType.GLOBAL: ("gidx", 3), AxisType.THREAD: ("thread", 1), AxisType.LOCAL: ("lidx", 3)}
+
+
+def fuse_multiply_add(ast: UOp, target: Target) -> UOp:
+    """a * b + c -> MULACC(a, b, c) for floats where the target has it and nothing else uses the product.
+
+    Before:  ADD(MUL(a, b), c)
+    After:   MULACC(a, b, c)
+    """
+    if Ops.MULACC not in target.native:
+        return ast
+    order = ast.toposort()
+    uses: dict[UOp, int] = {}
+    for node in order:
+        for s in node.src:
+            uses[s] = uses.get(s, 0) + 1
+    new: dict[UOp, UOp] = {}
+    for node in order:
+        src = tuple([new[s] for s in node.src])
+        result = node if src == node.src else node.replace(src=src)
+        if node.op is Ops.ADD and node.dtype.is_float and node.dtype not in target.storage_only:
+            for at in (0, 1):
+                if node.src[at].op is Ops.MUL and uses[node.src[at]] == 1:
+                    result = UOp(Ops.MULACC, node.dtype, (*src[at].src, src[1 - at]))
+                    break
+        new[node] = result
+    return new[ast]
+
+
+def _decompose(ast: UOp, target: Target) -> UOp:
+    try:
+        from whit.codegen.decompose import decompose
+    except ImportError:
+        return ast
+    return decompose(ast, target)
+
+
+def lower_passes() -> tuple[Pass, ...]:
+    """The pipeline between opts and `linearize`; each pass takes the Target as its context."""
+    return (
+        Pass("bind specials", bind_specials, "kernel", "kernel", "THREAD, GLOBAL and LOCAL ranges are hardware indices"),
+        Pass("simplify indices", lambda u, _: simplify(u), "kernel", "kernel", "canonical index arithmetic"),
+        Pass("fuse multiply-add", fuse_multiply_add, "kernel", "kernel", "MULACC where the target has it"),
+        Pass("decompose", _decompose, "kernel", "kernel", "only ops and dtypes that the target computes"),
+        Pass("simplify again", lambda u, _: simplify(u), "kernel", "kernel", "decompositions leave index arithmetic behind"),
+    )
