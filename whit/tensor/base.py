@@ -27,7 +27,7 @@ class LiveSet:
     """All tensors that exist, by identity (a WeakSet would compare them with ==, which tensors do elementwise)."""
 
     def __init__(self) -> None:
-        self._refs: dict[int, _LiveRef] = {}
+        self._refs: dict[int, Any] = {}
 
     def add(self, tensor: TensorBase) -> None:
         ref = _LiveRef(tensor, self._forget)

@@ -7,12 +7,16 @@ float16). A Python integer that the common integer dtype cannot hold raises DTyp
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from whit.helpers import ArgumentError, DTypeError
-from whit.tensor.base import TensorBase, check_devices, check_range, scalar_shape
+from whit.tensor.base import TensorBase, check_devices, scalar_shape
 from whit.uop import DType, Op, Ops, UOp, dtypes, promote
 from whit.uop.dtype import float_of, strong, to_dtype
+
+Bool: TypeAlias = bool  # inside the class, bool, int and float are methods
+Int: TypeAlias = int
+Float: TypeAlias = float
 
 _INT_OF_SIZE = {8: dtypes.int8, 16: dtypes.int16, 32: dtypes.int32, 64: dtypes.int64}
 
@@ -76,7 +80,7 @@ class ElementwiseMixin(TensorBase):
 
     # ---- arithmetic
 
-    def add(self, other: Any, reverse: _bool = False) -> Self:
+    def add(self, other: Any, reverse: Bool = False) -> Self:
         """x + y; integers wrap, bools `or`.
 
         >>> Tensor([1, 2]).add(Tensor([10, 20])).tolist()
@@ -84,18 +88,18 @@ class ElementwiseMixin(TensorBase):
         """
         return self._broadcast_binary(Ops.ADD, other, "add", reverse)
 
-    def sub(self, other: Any, reverse: _bool = False) -> Self:
+    def sub(self, other: Any, reverse: Bool = False) -> Self:
         """x - y; integers wrap. DTypeError for bools."""
         a, b = self._operands(other, "sub")
         if a.dtype.is_bool:
             self._number("sub")
         return self._apply(Ops.SUB, "sub", b, a) if reverse else self._apply(Ops.SUB, "sub", a, b)
 
-    def mul(self, other: Any, reverse: _bool = False) -> Self:
+    def mul(self, other: Any, reverse: Bool = False) -> Self:
         """x * y; integers wrap, bools `and`."""
         return self._broadcast_binary(Ops.MUL, other, "mul", reverse)
 
-    def div(self, other: Any, reverse: _bool = False, rounding_mode: str | None = None) -> Self:
+    def div(self, other: Any, reverse: Bool = False, rounding_mode: str | None = None) -> Self:
         """x / y. Without a rounding mode integers divide as floats; "floor" and "trunc" round the quotient and keep
         integers, for which division by zero gives 0.
 
@@ -132,7 +136,7 @@ class ElementwiseMixin(TensorBase):
         """x / y rounded down; integer division by zero gives 0."""
         return self.div(other, rounding_mode="floor")
 
-    def mod(self, other: Any, reverse: _bool = False) -> Self:
+    def mod(self, other: Any, reverse: Bool = False) -> Self:
         """The remainder with the sign of the divisor, as Python and NumPy; integer division by zero gives 0.
 
         >>> (Tensor([-7, 7]) % 3).tolist()
@@ -177,6 +181,7 @@ class ElementwiseMixin(TensorBase):
 
     @staticmethod
     def _finite(x: Any) -> Any:
+        """isfinite for floats."""
         return (x < math.inf) & (x > -math.inf)
 
     def _signed(self, magnitude: Self) -> Self:
@@ -197,7 +202,7 @@ class ElementwiseMixin(TensorBase):
         """x * x."""
         return self * self
 
-    def pow(self, other: Any, reverse: _bool = False) -> Self:
+    def pow(self, other: Any, reverse: Bool = False) -> Self:
         """x to the power y. Integers stay integers and wrap; a negative integer exponent raises ArgumentError when it is a
         Python number and gives 0 (±1 for bases ±1) when it is an element.
 
@@ -216,7 +221,7 @@ class ElementwiseMixin(TensorBase):
             return self._int_pow(self._wrap(a), self._wrap(b))
         return self._apply(Ops.POW, "pow", a, b)
 
-    def _pow_constant(self, exponent: _int | _float) -> Self | None:
+    def _pow_constant(self, exponent: Int | Float) -> Self | None:
         """Powers that are cheaper as products or roots; None for all others."""
         if self.uop.dtype.kind != "f":
             if not isinstance(exponent, int):
@@ -235,7 +240,7 @@ class ElementwiseMixin(TensorBase):
             return power.reciprocal() if exponent < 0 else power
         return None
 
-    def _power(self, exponent: _int) -> Self:
+    def _power(self, exponent: Int) -> Self:
         """Square and multiply."""
         result, base = None, self
         while exponent:
@@ -350,7 +355,7 @@ class ElementwiseMixin(TensorBase):
         """`value` where mask holds."""
         return self._of(mask).where(value, self)
 
-    def nan_to_num(self, nan: _float = 0.0, posinf: _float | None = None, neginf: _float | None = None) -> Self:
+    def nan_to_num(self, nan: Float = 0.0, posinf: Float | None = None, neginf: Float | None = None) -> Self:
         """NaN and infinities replaced; by default by 0 and the dtype's greatest and least finite values."""
         if not self.uop.dtype.is_float:
             return self
@@ -361,7 +366,7 @@ class ElementwiseMixin(TensorBase):
 
     # ---- comparison
 
-    def _compare(self, op: Op, other: Any, what: str, reverse: _bool = False) -> Self:
+    def _compare(self, op: Op, other: Any, what: str, reverse: Bool = False) -> Self:
         dtype = self.uop.dtype
         if type(other) is int and dtype.kind in "iub":
             whole = strong(promote(dtype, dtypes.weakint))
@@ -389,7 +394,7 @@ class ElementwiseMixin(TensorBase):
         """Whether each element is NaN."""
         return self.ne(self) if self.uop.dtype.is_float else self.cast(dtypes.bool)._constant(False)
 
-    def isinf(self, detect_positive: _bool = True, detect_negative: _bool = True) -> Self:
+    def isinf(self, detect_positive: Bool = True, detect_negative: Bool = True) -> Self:
         """Whether each element is an infinity."""
         if not self.uop.dtype.is_float:
             return self.cast(dtypes.bool)._constant(False)
@@ -406,7 +411,7 @@ class ElementwiseMixin(TensorBase):
             return self.cast(dtypes.bool)._constant(True)
         return (self < math.inf) & (self > -math.inf)
 
-    def isclose(self, other: Any, rtol: _float = 1e-05, atol: _float = 1e-08, equal_nan: _bool = False) -> Self:
+    def isclose(self, other: Any, rtol: Float = 1e-05, atol: Float = 1e-08, equal_nan: Bool = False) -> Self:
         """|x - y| <= atol + rtol * |y|; equal infinities are close, NaN only with `equal_nan`."""
         a, b = self._operands(other, "isclose")
         x, y = self._wrap(a)._float(), self._wrap(b)._float()
@@ -415,16 +420,16 @@ class ElementwiseMixin(TensorBase):
 
     # ---- bits and logic
 
-    def _bits(self, op: Op, other: Any, what: str, reverse: _bool = False) -> Self:
+    def _bits(self, op: Op, other: Any, what: str, reverse: Bool = False) -> Self:
         a, b = self._operands(other, what)
         if a.dtype.is_float:
             raise DTypeError(f"{what} of a {a.dtype} tensor", because="floats have no bitwise operations",
                              fix="use integer or bool tensors (bitcast gives the bits of floats)")
         return self._apply(op, what, b, a) if reverse else self._apply(op, what, a, b)
 
-    def bitwise_and(self, other: Any, reverse: _bool = False) -> Self: return self._bits(Ops.AND, other, "bitwise_and", reverse)
-    def bitwise_or(self, other: Any, reverse: _bool = False) -> Self: return self._bits(Ops.OR, other, "bitwise_or", reverse)
-    def bitwise_xor(self, other: Any, reverse: _bool = False) -> Self: return self._bits(Ops.XOR, other, "bitwise_xor", reverse)
+    def bitwise_and(self, other: Any, reverse: Bool = False) -> Self: return self._bits(Ops.AND, other, "bitwise_and", reverse)
+    def bitwise_or(self, other: Any, reverse: Bool = False) -> Self: return self._bits(Ops.OR, other, "bitwise_or", reverse)
+    def bitwise_xor(self, other: Any, reverse: Bool = False) -> Self: return self._bits(Ops.XOR, other, "bitwise_xor", reverse)
 
     def bitwise_not(self) -> Self:
         """~x: all bits flipped; of bools the negation."""
@@ -438,15 +443,15 @@ class ElementwiseMixin(TensorBase):
     def logical_or(self, other: Any) -> Self: return self.bool() | self._of(other).bool()
     def logical_xor(self, other: Any) -> Self: return self.bool() ^ self._of(other).bool()
 
-    def lshift(self, other: Any, reverse: _bool = False) -> Self:
+    def lshift(self, other: Any, reverse: Bool = False) -> Self:
         """x << y; 0 when y is negative or at least the width."""
         return self._shift(Ops.SHL, other, "lshift", reverse)
 
-    def rshift(self, other: Any, reverse: _bool = False) -> Self:
+    def rshift(self, other: Any, reverse: Bool = False) -> Self:
         """x >> y, arithmetic for signed integers; sign fill when y is negative or at least the width."""
         return self._shift(Ops.SHR, other, "rshift", reverse)
 
-    def _shift(self, op: Op, other: Any, what: str, reverse: _bool) -> Self:
+    def _shift(self, op: Op, other: Any, what: str, reverse: Bool) -> Self:
         x = self.cast(dtypes.int8) if self.uop.dtype.is_bool else self
         return x._bits(op, other, what, reverse)
 
@@ -483,7 +488,7 @@ class ElementwiseMixin(TensorBase):
         """x - trunc(x)."""
         return self - self.trunc()
 
-    def round(self, decimals: _int = 0) -> Self:
+    def round(self, decimals: Int = 0) -> Self:
         """Round to the nearest; ties go to the even neighbour.
 
         >>> Tensor([0.5, 1.5, 2.5, -0.4]).round().tolist()
@@ -551,7 +556,7 @@ class ElementwiseMixin(TensorBase):
         step = exact.where(1, total - 1)
         return total.eq(1).where(x, total.log() * exact.where(1, x / step))
 
-    def _horner(self, coefficients: list[_float]) -> Self:
+    def _horner(self, coefficients: list[Float]) -> Self:
         """c[0] + c[1] x + c[2] x**2 + …"""
         result: Self | None = None
         for c in reversed(coefficients):
@@ -649,13 +654,13 @@ class ElementwiseMixin(TensorBase):
         return self.maximum(0)
 
     def relu6(self) -> Self: return self.clip(0, 6)
-    def hardtanh(self, min_val: _float = -1, max_val: _float = 1) -> Self: return self.clip(min_val, max_val)
+    def hardtanh(self, min_val: Float = -1, max_val: Float = 1) -> Self: return self.clip(min_val, max_val)
 
     def sigmoid(self) -> Self:
         """1 / (1 + exp(-x))."""
         return ((self._float() * (-1 / math.log(2))).exp2() + 1).reciprocal()
 
-    def hardsigmoid(self, alpha: _float = 1 / 6, beta: _float = 0.5) -> Self:
+    def hardsigmoid(self, alpha: Float = 1 / 6, beta: Float = 0.5) -> Self:
         """alpha * x + beta, limited to [0, 1]."""
         return (self._float() * alpha + beta).clip(0, 1)
 
@@ -667,21 +672,21 @@ class ElementwiseMixin(TensorBase):
     def swish(self) -> Self: return self.silu()
     def hardswish(self) -> Self: return self * (self._float() + 3).relu6() * (1 / 6)
 
-    def elu(self, alpha: _float = 1.0) -> Self:
+    def elu(self, alpha: Float = 1.0) -> Self:
         """x above zero, else alpha * (exp(x) - 1)."""
         x = self._float()
         return (x > 0).where(x, x.minimum(0).expm1() * alpha)
 
-    def celu(self, alpha: _float = 1.0) -> Self:
+    def celu(self, alpha: Float = 1.0) -> Self:
         """x above zero, else alpha * (exp(x / alpha) - 1)."""
         x = self._float()
         return (x > 0).where(x, (x.minimum(0) / alpha).expm1() * alpha)
 
-    def selu(self, alpha: _float = 1.6732632423543772, gamma: _float = 1.0507009873554805) -> Self:
+    def selu(self, alpha: Float = 1.6732632423543772, gamma: Float = 1.0507009873554805) -> Self:
         """gamma * elu(x, alpha)."""
         return self.elu(alpha) * gamma
 
-    def leaky_relu(self, neg_slope: _float = 0.01) -> Self:
+    def leaky_relu(self, neg_slope: Float = 0.01) -> Self:
         """x above zero, else neg_slope * x."""
         return (self < 0).where(self * neg_slope, self)
 
@@ -701,7 +706,7 @@ class ElementwiseMixin(TensorBase):
         x = self._float()
         return x * (x * 1.702).sigmoid()
 
-    def softplus(self, beta: _float = 1.0) -> Self:
+    def softplus(self, beta: Float = 1.0) -> Self:
         """log(1 + exp(beta x)) / beta without overflow."""
         x = self._float() * beta if beta != 1 else self._float()
         y = x.logaddexp(0.0)
@@ -754,4 +759,4 @@ class ElementwiseMixin(TensorBase):
     __hash__ = object.__hash__
 
 
-_bool, _int, _float = bool, int, float
+
