@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from whit.helpers import ContextVar
+from whit.uop.rewrite import statistics
 
 ContextVar.registry["SPEC"].value = 1
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+    parser.addoption("--stats", action="store_true", help="count and time every rewrite rule and pass")
     parser.addoption("--bless", action="store_true",
                      help="rewrite tests/golden/*.txt to what the passes give now")
 
@@ -20,3 +22,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("slow") is not None:
                 item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    ContextVar.registry["STATS"].value = int(config.getoption("--stats"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--stats"):
+        terminalreporter.write_line(statistics())

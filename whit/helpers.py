@@ -150,6 +150,8 @@ JIT = ContextVar("JIT", 1,
                  "0: TinyJit calls its function every time. 1: capture and replay. "
                  "2: replay without a native plan.")
 SPEC = ContextVar("SPEC", 0, "1: check the IR's spec after every pass.")
+STATS = ContextVar("STATS", 0,
+                   "1: count and time every rewrite rule and pass; a table is printed at the end.")
 VALIDATE = ContextVar("VALIDATE", 0, "1: run every kernel on the reference device too and compare.")
 PROFILE = ContextVar("PROFILE", 0, "1: write a Chrome trace of everything that ran when the process ends.")
 TRAINING = ContextVar("TRAINING", 0, "1: layers such as Dropout and BatchNorm behave as in training.")

@@ -18,11 +18,11 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from whit.helpers import DEBUG
 from whit.uop.dtype import DType, PyConst
 from whit.uop.ops import COMPARE, Op, Ops
 from whit.uop.uop import UOp, alu
@@ -154,7 +154,7 @@ class _Code:
     def require(self, condition: str) -> None:
         self.lines.append(f"if not ({condition}): return None")
 
-    def match(self, pattern: UPat, node: str, check_op: bool = True) -> None:
+    def match(self, pattern: UPat, node: str, check_op: bool = True, root: bool = False) -> None:
         if pattern.name is not None:
             if pattern.name in self.names:
                 self.require(f"{node} is {self.names[pattern.name]}")
@@ -171,19 +171,22 @@ class _Code:
         if pattern.arg is not _ANY:
             value = self.bring(pattern.arg)
             if ops == (Ops.CONST,) and isinstance(pattern.arg, (bool, int, float)):
-                self.require(f"same_const({node}.arg, {value})")
+                zero = f" and same_const({node}.arg, {value})" if pattern.arg == 0 else ""
+                self.require(f"{node}.arg == {value}{zero}")
             else:
                 self.require(f"{node}.arg == {value}")
         elif ops == (Ops.CONST,):
             self.require(f"not isinstance({node}.arg, tuple)")
         if isinstance(pattern.src, tuple):
-            self.require(f"len({node}.src) == {len(pattern.src)}")
+            dispatched = root and len(pattern.src) <= 3  # the table has tested the count and the ops
+            if not dispatched:
+                self.require(f"len({node}.src) == {len(pattern.src)}")
             for position, sub in enumerate(pattern.src):
                 if sub.matches_all:
                     continue
                 local = f"s{next(self.counter)}"
                 self.lines.append(f"{local} = {node}.src[{position}]")
-                self.match(sub, local)
+                self.match(sub, local, check_op=not dispatched)
         elif pattern.src is not None:
             ops_all = pattern.src.ops
             assert ops_all is not None and pattern.src.src is None, "a repeated source may only test the op"
@@ -219,8 +222,7 @@ def _orders(pattern: UPat) -> list[UPat]:
 
 def _compile(item: Rule, left: UPat) -> Matcher:
     code = _Code()
-    single = isinstance(left.op, Op)
-    code.match(left, "u", check_op=not single)
+    code.match(left, "u", check_op=False, root=True)
 
     def call(function: Callable[..., Any], name: str) -> str:
         code.env[name] = function
@@ -240,47 +242,93 @@ def _compile(item: Rule, left: UPat) -> Matcher:
     return matcher
 
 
-class PatternMatcher:
-    """An ordered list of rules; the first that fires wins. Compiled per op on first use.
+@dataclass
+class RuleStats:
+    """What a rule did while STATS=1."""
 
-    `stats` counts how often each rule fired when DEBUG >= 3.
+    tried: int = 0
+    fired: int = 0
+    seconds: float = 0.0
+
+
+rule_stats: dict[str, RuleStats] = {}
+
+
+class PatternMatcher:
+    """An ordered list of rules; the first that fires wins.
+
+    A node is looked up by its op and the ops of its sources (up to three), so that a node which no rule can
+    match costs one dictionary lookup; the rules of a key are compiled when the first such node comes by.
     """
 
     def __init__(self, rules: Iterable[Rule | tuple[UPat, Callable[..., UOp | None]]]) -> None:
-        self.rules: list[Rule] = [r if isinstance(r, Rule) else Rule(getattr(r[1], "__name__", "rule"), r[0],
-                                                                     r[1]) for r in rules]
-        self.stats: dict[str, int] = {}
-        self._table: dict[Op, list[tuple[str, Matcher]]] = {}
-        self._compiled: dict[int, list[Matcher]] = {}
+        self.rules: list[Rule] = [item if isinstance(item, Rule)
+                                  else Rule(getattr(item[1], "__name__", "rule"), item[0],
+                                            item[1]) for item in rules]
+        self._table: dict[Any, list[tuple[str, Matcher]]] = {}
+        self._compiled: dict[int, list[tuple[UPat, Matcher]]] = {}
 
     def __add__(self, other: PatternMatcher) -> PatternMatcher:
         return PatternMatcher([*self.rules, *other.rules])
 
-    def matchers(self, op: Op) -> list[tuple[str, Matcher]]:
-        """The compiled rules that can match a node of this op, in order."""
-        found = self._table.get(op)
-        if found is None:
-            found = []
-            for number, item in enumerate(self.rules):
-                if item.left.ops is None or op in item.left.ops:
-                    if number not in self._compiled:
-                        self._compiled[number] = [_compile(item, variant) for variant in _orders(item.left)]
-                    found += [(item.name, matcher) for matcher in self._compiled[number]]
-            self._table[op] = found
+    def _candidates(self, node: UOp, key: Any) -> list[tuple[str, Matcher]]:
+        """The compiled rules that can match a node of this key, in order."""
+        found: list[tuple[str, Matcher]] = []
+        ops = [source.op for source in node.src]
+        for number, item in enumerate(self.rules):
+            if item.left.ops is None or node.op in item.left.ops:
+                variants = self._compiled.get(number)
+                if variants is None:
+                    variants = self._compiled[number] = [(v, _compile(item, v)) for v in _orders(item.left)]
+                found += [(item.name, matcher) for variant, matcher in variants if _may_match(variant, ops)]
+        self._table[key] = found
         return found
 
     def rewrite(self, node: UOp, ctx: Any = None) -> UOp | None:
         """The replacement by the first rule that fires and changes something, else None."""
-        matchers = self._table.get(node.op)
+        src = node.src
+        count = len(src)
+        key: Any
+        if count == 2:
+            key = (node.op, src[0].op, src[1].op)
+        elif count == 1:
+            key = (node.op, src[0].op)
+        elif count == 3:
+            key = (node.op, src[0].op, src[1].op, src[2].op)
+        else:
+            key = (node.op, count)
+        matchers = self._table.get(key)
         if matchers is None:
-            matchers = self.matchers(node.op)
-        for name, matcher in matchers:
+            matchers = self._candidates(node, key if count < 4 else (node.op, count))
+        for _, matcher in matchers:
             result = matcher(node, ctx)
             if result is not None and result is not node:
-                if DEBUG.value >= 3:
-                    self.stats[name] = self.stats.get(name, 0) + 1
                 return result
         return None
+
+    def rewrite_counted(self, node: UOp, ctx: Any = None) -> UOp | None:
+        """As `rewrite`, and accounts each rule's tries, fires and time in `rule_stats`."""
+        ops = [source.op for source in node.src]
+        key = (node.op, *ops) if len(ops) in (1, 2, 3) else (node.op, len(ops))
+        for name, matcher in self._table.get(key) or self._candidates(node, key):
+            stats = rule_stats.setdefault(name, RuleStats())
+            start = time.perf_counter()
+            result = matcher(node, ctx)
+            stats.seconds += time.perf_counter() - start
+            stats.tried += 1
+            if result is not None and result is not node:
+                stats.fired += 1
+                return result
+        return None
+
+
+def _may_match(pattern: UPat, ops: list[Op]) -> bool:
+    """Whether the ops of a node's sources (when there are at most three) allow the pattern."""
+    if not isinstance(pattern.src, tuple):
+        return True
+    if len(pattern.src) != len(ops):
+        return False
+    return len(ops) > 3 or all(s.ops is None or op in s.ops for s, op in zip(pattern.src, ops, strict=True))
 
 
 def names_of(patterns: Sequence[UPat]) -> set[str]:

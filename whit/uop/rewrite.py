@@ -1,12 +1,15 @@
 """The rewrite engine and the pass runner: to a fixed point, without recursion, memoised per node."""
 from __future__ import annotations
 
+import atexit
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from whit.helpers import DEBUG, SPEC, IRError, log
+from whit.helpers import DEBUG, SPEC, STATS, IRError, log
+from whit.uop.pattern import rule_stats
 from whit.uop.uop import UOp
 
 LIMIT = 1_000  # rewrites of one node in a row before the rules are taken to loop
@@ -29,7 +32,7 @@ def graph_rewrite(root: UOp, rules: Rewriter, ctx: Any = None, top_down: bool = 
     # a frame is (node as found, node as it now is, stage): 0 visit the sources, 1 rebuild and rewrite, 2
     # adopt a result
     stack: list[tuple[UOp, UOp, int]] = [(root, root, 0)]
-    rewrite = rules.rewrite
+    rewrite = getattr(rules, "rewrite_counted", rules.rewrite) if STATS.value else rules.rewrite
     steps: dict[UOp, int] = {}
     while stack:
         original, node, stage = stack.pop()
@@ -102,7 +105,24 @@ def rule_pass(name: str, rules: Rewriter, needs: str, gives: str | None = None, 
     return Pass(name, lambda root, ctx: graph_rewrite(root, rules, ctx, top_down), needs, gives or needs, doc)
 
 
-pass_seconds: dict[str, float] = {}
+pass_seconds: dict[str, float] = {}  # time in each pass since the process began
+
+
+def statistics() -> str:
+    """A table of the time in each pass, and with STATS=1 what each rule did; slowest first."""
+    lines = [f"{'pass':40} {'ms':>10}"]
+    for name, seconds in sorted(pass_seconds.items(), key=lambda item: -item[1]):
+        lines.append(f"{name:40} {seconds * 1e3:10.2f}")
+    lines.append(f"{'rule':40} {'ms':>10} {'tried':>10} {'fired':>10}")
+    for name, stats in sorted(rule_stats.items(), key=lambda item: -item[1].seconds):
+        lines.append(f"{name:40} {stats.seconds * 1e3:10.2f} {stats.tried:10} {stats.fired:10}")
+    return "\n".join(lines)
+
+
+if STATS:
+    atexit.register(lambda: print(statistics(), file=sys.stderr))
+
+
 observers: list[Callable[[Pass, UOp, UOp], None]] = []  # viewers and replay hang here
 
 

@@ -130,7 +130,6 @@ class UOp:
         "__weakref__",
         "_bounds",
         "_key",
-        "_memo",
         "_ranges",
         "arg",
         "device",
@@ -148,7 +147,6 @@ class UOp:
     _key: bytes | None
     _bounds: tuple[PyConst, PyConst] | None
     _ranges: frozenset[UOp] | None
-    _memo: dict[str, Any] | None
 
     def __new__(cls, op: Op, dtype: DType = dtypes.void, src: tuple[UOp, ...] = (), arg: Any = None) -> UOp:
         key = (op, dtype, src, arg) if op is not _CONST else _const_key(dtype, src, arg)
@@ -159,7 +157,7 @@ class UOp:
                 return node
         self = object.__new__(cls)
         self.op, self.dtype, self.src, self.arg = op, dtype, src, arg
-        self._key = self._bounds = self._ranges = self._memo = None
+        self._key = self._bounds = self._ranges = None
         if op.is_elementwise:
             first = src[0]
             shape, device = first.shape, first.device
