@@ -12,7 +12,7 @@ from whit.schedule.merge import merge
 from whit.schedule.movement import contiguous_view, memory_of, stripped
 from whit.schedule.order import dependencies, execution_order, misaligned_stores
 from whit.uop import DType, Ops, UOp, dtypes
-from whit.uop.uop import _const_key, uops_in, variables_of
+from whit.uop.uop import uops_in, variables_of
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def graph_key(roots: list[UOp]) -> GraphKey:
             buffers.append(node)
         elif op is Ops.CONST:
             if node.dtype.is_float:
-                arg = _const_key(arg)
+                arg = repr(arg)  # tells 0.0 from -0.0, and every NaN is one
         elif op is Ops.BIND:
             _bind(node, values)
             rows.append((op, node.src[0].arg))

@@ -132,6 +132,7 @@ class UOp:
         "_key",
         "_ranges",
         "arg",
+        "became",
         "device",
         "dtype",
         "op",
@@ -147,6 +148,7 @@ class UOp:
     _key: bytes | None
     _bounds: tuple[PyConst, PyConst] | None
     _ranges: frozenset[UOp] | None
+    became: UOp | None  # the memory that holds this value since it was realized (set by the engine; no part of the value)
 
     def __new__(cls, op: Op, dtype: DType = dtypes.void, src: tuple[UOp, ...] = (), arg: Any = None) -> UOp:
         key = (op, dtype, src, arg) if op is not _CONST else _const_key(dtype, src, arg)
@@ -157,7 +159,7 @@ class UOp:
                 return node
         self = object.__new__(cls)
         self.op, self.dtype, self.src, self.arg = op, dtype, src, arg
-        self._key = self._bounds = self._ranges = None
+        self._key = self._bounds = self._ranges = self.became = None
         if op.is_elementwise:
             first = src[0]
             shape, device = first.shape, first.device

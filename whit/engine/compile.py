@@ -1,0 +1,107 @@
+"""From a kernel's IR to a loaded program, through the in-process and the disk cache. A hit on disk runs neither codegen nor a
+compiler."""
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from whit.engine.counters import Work
+from whit.engine.profile import span
+from whit.helpers import BEAM, DEBUG, NOOPT, cache_get, cache_put, log
+from whit.runtime.device import Device, Launch, Program
+from whit.uop import UOp
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel that can run: the program and what it does."""
+
+    ast: UOp
+    device: str
+    program: Program
+    work: Work
+
+
+_kernels: dict[tuple[UOp, str, int, int], Kernel] = {}
+compile_seconds: list[float] = [0.0]
+
+
+def compiled(ast: UOp, device: str) -> Kernel:
+    """The kernel of a SINK on a device."""
+    key = (ast, device, BEAM.value, NOOPT.value)
+    found = _kernels.get(key)
+    if found is None:
+        start = time.perf_counter()
+        found = _kernels[key] = _load_or_compile(ast, Device.get(device))
+        compile_seconds[0] += time.perf_counter() - start
+    return found
+
+
+def clear() -> None:
+    """Forget the kernels of this process (the disk cache stays)."""
+    _kernels.clear()
+
+
+@lru_cache(None)
+def _version() -> str:
+    """Changes when any source file that kernels depend on changes, so that no stale kernel is ever loaded."""
+    root = Path(__file__).parent.parent
+    digest = hashlib.blake2b(digest_size=8)
+    for room in ("uop", "codegen", "renderer", "runtime"):
+        for file in sorted((root / room).glob("*.py")):
+            stat = file.stat()
+            digest.update(f"{file.name}:{stat.st_size}:{stat.st_mtime_ns};".encode())
+    return digest.hexdigest()
+
+
+def cache_key(ast: UOp, device: Device) -> str:
+    """Name of a kernel's entry in the disk cache: the IR, the machine, the settings and whit's own code."""
+    text = f"{device.target.key}|{device.name}|{BEAM.value}|{NOOPT.value}|{_version()}"
+    return hashlib.blake2b(ast.key + text.encode(), digest_size=20).hexdigest()
+
+
+def _load_or_compile(ast: UOp, device: Device) -> Kernel:
+    key = cache_key(ast, device)
+    entry = cache_get("kernels", key) if DEBUG.value < 4 else None
+    if entry is None:
+        entry = _compile(ast, device)
+        cache_put("kernels", key, entry)
+    size = int.from_bytes(entry[:4], "little")
+    header: dict[str, Any] = json.loads(entry[4:4 + size])
+    launch = Launch(header["tasks"], tuple(header["global"]), tuple(header["local"]))
+    program = device.load(entry[4 + size:], header["name"], launch)
+    return Kernel(ast, device.name, program, Work(header["name"], device.name, header["flops"], header["bytes"]))
+
+
+def _compile(ast: UOp, device: Device, opts: Sequence[Any] | None = None) -> bytes:
+    """Codegen, render, compile: the bytes of a cache entry."""
+    from whit.codegen import generate
+    with span("codegen", "compiler"):
+        if opts is None and BEAM.value and not NOOPT.value:
+            from whit.engine.beam import search
+            opts = search(ast, device.name, BEAM.value)
+        made = generate(ast, device.target, opts)
+    log(3, f"opts: {made.name}: {', '.join(map(str, made.opts)) or 'none'}")
+    source = device.render(made.linear, made.name)
+    if DEBUG.value >= 6:
+        from whit.uop.text import show
+        log(6, show(made.linear))
+    log(4, source)
+    with span(made.name, "compiler"):
+        binary = device.compile(source, made.name)
+    if DEBUG.value >= 7:
+        log(7, device.disassemble(binary))
+    header = json.dumps({"name": made.name, "tasks": made.tasks, "global": made.global_size,
+                         "local": made.local_size, "flops": _at_most(made.flops), "bytes": _at_most(made.bytes)}).encode()
+    return len(header).to_bytes(4, "little") + header + binary
+
+
+def _at_most(size: Any) -> int:
+    """A size as a number: symbolic ones at their greatest."""
+    return int(size.vmax) if isinstance(size, UOp) else int(size)

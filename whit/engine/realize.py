@@ -1,0 +1,278 @@
+"""Compute tensors: schedule them, give memory, run the kernels, and let the tensors point at the memory."""
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from whit.engine.compile import Kernel, compiled
+from whit.engine.counters import GlobalCounters, account, timing
+from whit.helpers import DEV, VALIDATE, all_int, prod
+from whit.runtime.device import Buffer, Device
+from whit.schedule import Call, Schedule, schedule
+from whit.schedule.movement import contiguous_view, memory_of, stripped
+from whit.schedule.order import overwritten_version
+from whit.tensor import Tensor, storage
+from whit.uop import Ops, UOp
+
+# ---- memory of BUFFER nodes ------------------------------------------------------------------------------------------
+
+_buffers: weakref.WeakKeyDictionary[UOp, Buffer] = weakref.WeakKeyDictionary()
+
+
+class _TensorMemory(Buffer):
+    """Memory that a tensor owns: counted in GlobalCounters.mem_used."""
+
+    def __init__(self, device: str, nbytes: int) -> None:
+        super().__init__(device, nbytes)
+        GlobalCounters.mem_used += nbytes
+
+    def __del__(self) -> None:
+        GlobalCounters.mem_used -= self.nbytes
+        super().__del__()
+
+
+def buffer_of(node: UOp) -> Buffer:
+    """The memory of a BUFFER; its host data, if it was made from any, is copied in on first use."""
+    found = _buffers.get(node)
+    if found is None:
+        nbytes = node.arg.size * node.dtype.itemsize
+        found = _buffers[node] = _TensorMemory(node.arg.device, nbytes)
+        data = storage.pop(node)
+        if data is not None and nbytes:
+            found.copyin(data[0])
+    return found
+
+
+def adopt(node: UOp, buffer: Buffer) -> UOp:
+    """Let a BUFFER node name existing memory."""
+    _buffers[node] = buffer
+    return node
+
+
+# ---- execution -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """One executed call: a kernel (None: a copy from buffers[1] to buffers[0]) with its buffers and variables."""
+
+    kernel: Kernel | None
+    buffers: tuple[Buffer, ...]
+    variables: tuple[tuple[str, int], ...] = ()
+
+    def run(self) -> None:
+        if self.kernel is None:
+            self.buffers[0].copyin(memoryview(self.buffers[1].copyout()))
+            return
+        handles = [buffer.handle for buffer in self.buffers]
+        if VALIDATE:
+            from whit.engine.validate import run_and_compare
+            run_and_compare(self)
+            return
+        seconds = self.kernel.program(handles, [value for _, value in self.variables], timing())
+        account(self.kernel.work, seconds)
+
+
+recorder: list[Callable[[Step], None]] = []  # who wants to see every step (the JIT's capture)
+
+
+def execute(plan: Schedule, externals: Sequence[UOp], values: dict[str, int]) -> list[Buffer]:
+    """Run a schedule on the given BUFFERs; the memory of every slot."""
+    arenas = {device: Buffer(device, nbytes) for device, nbytes in plan.arena.items()}
+    memory: list[Buffer] = []
+    for slot in plan.slots:
+        if slot.external >= 0:
+            memory.append(buffer_of(externals[slot.external]))
+        elif slot.offset >= 0:
+            memory.append(arenas[slot.device or _default()].view(slot.offset, slot.nbytes))
+        else:
+            memory.append(_TensorMemory(slot.device or _default(), slot.nbytes))
+    for call in plan.calls:
+        step = _step(call, plan, memory, values)
+        step.run()
+        for see in recorder:
+            see(step)
+    return memory
+
+
+def _default() -> str:
+    return Device.canonical(DEV.value)
+
+
+def _step(call: Call, plan: Schedule, memory: list[Buffer], values: dict[str, int]) -> Step:
+    buffers = tuple([memory[slot] for slot in call.slots])
+    if call.ast is None:
+        source = plan.slots[call.slots[1]]
+        offset = call.source_offset * source.dtype.itemsize
+        return Step(None, (buffers[0], buffers[1].view(offset, buffers[0].nbytes)))
+    device = plan.slots[call.slots[0]].device or _default()
+    return Step(compiled(call.ast, device), buffers, tuple([(name, values[name]) for name in call.variables]))
+
+
+# ---- what nodes became -----------------------------------------------------------------------------------------------
+
+
+def resolve(node: UOp) -> UOp:
+    """The graph with everything that is already in memory replaced by its BUFFER."""
+    nodes = node.toposort(_is_known)
+    if not any([n.became is not None for n in nodes]):
+        return node
+    new: dict[UOp, UOp] = {}
+    for n in nodes:
+        if n.became is not None:
+            new[n] = n.became
+        else:
+            src = tuple([new[s] for s in n.src])
+            new[n] = n if src == n.src else n.replace(src=src)
+    return new[node]
+
+
+def _is_known(node: UOp) -> bool:
+    return node.became is not None
+
+
+def _become(node: UOp, memory: UOp) -> None:
+    """Remember that a node's value lies in memory now, so that graphs which hold it do not compute it again."""
+    if node is not memory:
+        node.became = memory
+
+
+# ---- realize ---------------------------------------------------------------------------------------------------------
+
+
+def realize(tensors: Sequence[Tensor]) -> None:
+    """Compute the tensors together. Afterwards each one's `uop` is a BUFFER or a contiguous view of one."""
+    pending = [t for t in tensors if not is_realized(t.uop)]
+    if not pending:
+        return
+    for tensor in pending:
+        tensor.uop = resolve(tensor.uop)
+    roots = [t.uop for t in pending]
+    executed = _pending_writes(roots)
+    if executed:
+        pending += _protect_readers(pending, executed)
+        roots = [t.uop for t in pending]
+    plan, externals, values = schedule(roots)
+    memory = execute(plan, externals, values)
+    for tensor, root, result in zip(pending, roots, plan.results, strict=True):
+        base = contiguous_view(root)
+        if base is not None:
+            tensor.uop = _without_writes(root)
+            continue
+        slot = plan.slots[result.slot]
+        node = memory[result.slot]
+        buffer = _node_of(node, root, slot.size)
+        _become(root, buffer)
+        _become(stripped(root), _shaped(memory_of(buffer), stripped(root)))
+        tensor.uop = buffer
+    for after in executed:
+        _become(after, after.src[0])
+
+
+_nodes: weakref.WeakKeyDictionary[Buffer, UOp] = weakref.WeakKeyDictionary()
+
+
+def _node_of(memory: Buffer, root: UOp, size: int) -> UOp:
+    """A BUFFER node for new memory, seen in the root's shape."""
+    node = _nodes.get(memory)
+    if node is None:
+        node = _nodes[memory] = adopt(UOp.new_buffer(size, root.dtype, memory.device), memory)
+    return _shaped(node, root)
+
+
+def _shaped(node: UOp, like: UOp) -> UOp:
+    count = prod(like.shape)
+    if not all_int(like.shape) or count != node.arg.size:  # symbolic sizes use the front of the greatest
+        node = node.shrink(((0, count),))
+    return node.reshape(like.shape)
+
+
+def is_realized(node: UOp) -> bool:
+    """Whether a value is a contiguous piece of a BUFFER with no write pending on it."""
+    while node.op is not Ops.BUFFER:
+        if node.op is Ops.AFTER or node.op not in _VIEW_OPS:
+            return False
+        if node.op is Ops.SHRINK and contiguous_view(node) is None:
+            return False
+        node = node.src[0]
+    return True
+
+
+_VIEW_OPS = frozenset({Ops.RESHAPE, Ops.DETACH, Ops.CONTIGUOUS, Ops.SHRINK, Ops.BITCAST})
+
+
+def _pending_writes(roots: list[UOp]) -> list[UOp]:
+    """The AFTERs that computing the roots will execute."""
+    return [node for node in UOp.sink(*roots).toposort() if node.op is Ops.AFTER]
+
+
+def _without_writes(node: UOp) -> UOp:
+    """A view of an AFTER as a view of the memory itself, once the writes have happened."""
+    if node.op is Ops.AFTER:
+        return _without_writes(node.src[0])
+    return node if not node.src else node.replace(src=(_without_writes(node.src[0]), *node.src[1:]))
+
+
+def _protect_readers(pending: list[Tensor], executed: list[UOp]) -> list[Tensor]:
+    """Tensors outside of this computation that read a version about to be overwritten. Those that compute something from it are
+    computed now, before the write; those that are the old version itself get a copy of it."""
+    versions = {overwritten_version(store) for after in executed for store in after.src[1:]}
+    done = {id(t) for t in pending}
+    extra = []
+    for tensor in Tensor.live:
+        if id(tensor) in done or tensor.uop in versions and tensor.uop.op is Ops.AFTER:
+            continue
+        node = resolve(tensor.uop)
+        if not reads_any(node, versions):
+            continue
+        if contiguous_view(node) is not None:
+            node = node.copy_to(node.device or _default())
+        tensor.uop = node
+        extra.append(tensor)
+    return extra
+
+
+def reads_any(node: UOp, versions: set[UOp]) -> bool:
+    """Whether a graph reads the value of one of the versions (being written to is not reading)."""
+    if node in versions:
+        return True
+    seen: set[UOp] = set()
+    stack = [node]
+    while stack:
+        n = stack.pop()
+        if n in seen:
+            continue
+        seen.add(n)
+        if n in versions:
+            return True
+        if n.op is Ops.AFTER:
+            stack += [store.src[1] for store in n.src[1:]]
+        else:
+            stack += n.src
+    return False
+
+
+def read(tensor: Tensor) -> memoryview:
+    """A tensor's elements, row-major, as host bytes."""
+    if tensor.uop.device is None or not is_realized(tensor.uop):
+        realize([tensor])
+    view = contiguous_view(tensor.uop)
+    assert view is not None, "a realized tensor is a view of memory"
+    base, offset = view
+    buffer = buffer_of(memory_of(base))
+    count = _value_of(prod(tensor.shape))
+    itemsize = tensor.dtype.itemsize
+    whole = buffer.view(_value_of(offset) * itemsize, count * itemsize)
+    return memoryview(whole.copyout())
+
+
+def _value_of(size: Any) -> int:
+    """A size with its bound variables replaced by their values."""
+    if isinstance(size, int):
+        return size
+    from whit.uop.symbolic import simplify
+    result = simplify(size.substitute({n: n.src[1] for n in size.toposort() if n.op is Ops.BIND}))
+    assert result.op is Ops.CONST, f"the size {size} has an unbound variable"
+    return int(result.arg)
