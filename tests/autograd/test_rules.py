@@ -227,6 +227,16 @@ def test_ties_share_the_gradient() -> None:
     first_order(lambda a, b: a.minimum(b), x, x.clone().flip(0))
 
 
+def test_ties_with_a_constant_are_those_of_relu_and_hardtanh() -> None:
+    x, node = torch.tensor([-1.0, 0.0, 2.0, 6.0, 7.0, math.nan], dtype=torch.float64), leaf(6)
+    out = node.maximum(0.0).minimum(6.0)
+    (g,) = gradient([out], [node], [number(1.0).reshape((1,)).expand((6,))])
+    given = x.clone().requires_grad_()
+    (want,) = torch.autograd.grad(torch.nn.functional.relu6(given).sum(), [given])
+    assert g is not None
+    assert run(g, {node: x}).tolist()[:5] == want.tolist()[:5] == [0.0, 0.0, 1.0, 0.0, 0.0]
+
+
 def test_nan_in_maximum() -> None:
     x = torch.tensor([math.nan, 1.0, 2.0], dtype=torch.float64)
     y = torch.tensor([0.0, math.nan, 1.0], dtype=torch.float64)

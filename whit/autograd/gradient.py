@@ -1,5 +1,6 @@
 """The backward walk: from outputs to inputs, adding up what the rules of `rules.py` contribute. Graph to
 graph."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -7,6 +7,7 @@ gradient. Only the functions of the sources that matter are called. Rules of ele
 broadcast shape: the walk sums the broadcast axes. Derivatives use `out` where they can, so that a backward
 kernel reads what forward already computed.
 """
+
 from __future__ import annotations
 
 import math
@@ -31,8 +32,9 @@ def unbroadcast(g: UOp, shape: Shape) -> UOp:
     if g.shape == shape:
         return g
     added = g.ndim - len(shape)
-    stretched = tuple([i + added for i, size in enumerate(shape)
-                       if _is_one(size) and not _is_one(g.shape[i + added])])
+    stretched = tuple(
+        [i + added for i, size in enumerate(shape) if _is_one(size) and not _is_one(g.shape[i + added])]
+    )
     return total(g, tuple(range(added)) + stretched).reshape(shape)
 
 
@@ -59,18 +61,27 @@ def same(g: UOp, *_: UOp) -> UOp:
 
 
 def _larger(first: int) -> SourceRule:
-    """Of max(x, y): to the greater one; half to each on a tie; to both where either is NaN."""
+    """Of max(x, y): to the greater one; half to each on a tie, none on a tie with a constant (relu at 0); to both
+    where either is NaN."""
+
     def rule(g: UOp, out: UOp, *src: UOp) -> UOp:
         mine, other = src[first], src[1 - first]
+        if other.op is Ops.CONST:
+            return mine.le(other).where(g.const_like(0), g)
         return mine.lt(other).where(g.const_like(0), mine.equal(other).where(g * 0.5, g))
+
     return rule
 
 
 def _smaller(first: int) -> SourceRule:
     """Of min(x, y), as for max."""
+
     def rule(g: UOp, out: UOp, *src: UOp) -> UOp:
         mine, other = src[first], src[1 - first]
+        if other.op is Ops.CONST:
+            return other.le(mine).where(g.const_like(0), g)
         return other.lt(mine).where(g.const_like(0), mine.equal(other).where(g * 0.5, g))
+
     return rule
 
 
@@ -97,8 +108,9 @@ def _expand(g: UOp, out: UOp, x: UOp) -> UOp:
 
 
 def _pad(g: UOp, out: UOp, x: UOp) -> UOp:
-    return g.shrink(tuple([(before, before + size)
-                           for (before, _), size in zip(out.arg, x.shape, strict=True)]))
+    return g.shrink(
+        tuple([(before, before + size) for (before, _), size in zip(out.arg, x.shape, strict=True)])
+    )
 
 
 def _shrink(g: UOp, out: UOp, x: UOp) -> UOp:
@@ -174,7 +186,7 @@ def _product_over(x: UOp, axes: tuple[int, ...]) -> UOp:
 def _take(g: UOp, out: UOp, x: UOp, index: UOp) -> UOp:
     """A scatter-add: x[v] gets every position of the index that reads v: one REDUCE over a WHERE."""
     axis = out.arg
-    before, after = x.shape[:axis], x.shape[axis + 1:]
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
     ones = (1,) * len(after)
     positions, length = index.size, x.shape[axis]
     rows = UOp(Ops.IOTA, index.dtype, (), length).reshape((length, *ones))
@@ -240,8 +252,11 @@ RULES: dict[Op, tuple[SourceRule, ...]] = {
     Ops.MAX: (_larger(0), _larger(1)),
     Ops.MIN: (_smaller(0), _smaller(1)),
     Ops.POW: (_pow_base, _pow_exponent),
-    Ops.WHERE: (zero, lambda g, out, c, x, y: c.where(g, g.const_like(0)),
-                lambda g, out, c, x, y: c.where(g.const_like(0), g)),
+    Ops.WHERE: (
+        zero,
+        lambda g, out, c, x, y: c.where(g, g.const_like(0)),
+        lambda g, out, c, x, y: c.where(g.const_like(0), g),
+    ),
     Ops.MULACC: (lambda g, out, x, y, z: g * y, lambda g, out, x, y, z: g * x, same),
     Ops.CAST: (_cast,),
     Ops.RESHAPE: (lambda g, out, x: g.reshape(x.shape),),
