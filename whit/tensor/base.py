@@ -30,16 +30,16 @@ class LiveSet:
         self._refs: dict[int, Any] = {}
 
     def add(self, tensor: TensorBase) -> None:
-        ref = _LiveRef(tensor, self._forget)
+        ref: Any = _LiveRef(tensor, self._forget)
         ref.key = id(tensor)
         self._refs[ref.key] = ref
 
     def _forget(self, ref: Any) -> None:
-        if self._refs.get(ref.key) is ref:
+        if self._refs.get(ref.key, None) is ref:
             del self._refs[ref.key]
 
     def __contains__(self, tensor: object) -> bool:
-        ref = self._refs.get(id(tensor))
+        ref: Any = self._refs.get(id(tensor))
         return ref is not None and ref() is tensor
 
     def __len__(self) -> int:
@@ -220,6 +220,11 @@ def check_devices(what: str, *operands: UOp) -> None:
     if len(devices) > 1:
         raise DeviceError(f"{what} of tensors on {' and '.join(devices)}", because="operands must be on one device",
                           fix=f"move one with .to({devices[0]!r})")
+
+
+def iota(length: Sint, dtype: DType = dtypes.int32) -> UOp:
+    """0, 1, 2, … of shape (length,)."""
+    return UOp(Ops.IOTA, dtype, (), length)
 
 
 def scalar_shape(uop: UOp, shape: Shape) -> UOp:

@@ -176,13 +176,8 @@ class ElementwiseMixin(TensorBase):
         size = (y < 0).where(-y, y)
         over = r.ne(0) & ((r < 0) ^ (x < 0))
         r = over.where((x < 0).where(r - size, r + size), r)
-        whole = self._finite(y).logical_not() & self._finite(x)  # a finite number modulo infinity is itself
+        whole = y.isinf() & x.isfinite()  # a finite number modulo infinity is itself
         return whole.where(x, r).cast(dtype)
-
-    @staticmethod
-    def _finite(x: Any) -> Any:
-        """isfinite for floats."""
-        return (x < math.inf) & (x > -math.inf)
 
     def _signed(self, magnitude: Self) -> Self:
         """`magnitude`, with the sign of self where it is zero."""

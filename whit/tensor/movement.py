@@ -115,7 +115,7 @@ class MovementMixin(ElementwiseMixin):
         [1, 2, 3]
         """
         old = self.shape
-        pairs = tuple([(0, size) if pair is None else tuple(pair) for pair, size in zip(limits, old)])
+        pairs: Any = tuple([(0, size) if pair is None else tuple(pair) for pair, size in zip(limits, old)])
         if len(limits) != len(old):
             raise ShapeError(f"shrink {show_shape(old)} to {tuple(limits)}", because="it takes one (start, stop) per axis",
                              fix="name every axis; None keeps one")
@@ -208,23 +208,22 @@ class MovementMixin(ElementwiseMixin):
         if mode == "replicate" and size == 0 and (before or after):
             raise ShapeError("pad(mode='replicate') of an empty axis", because="there is no edge to repeat", fix="pad constants")
 
-        def part(start: int, stop: int) -> Self:
-            return self.shrink([(start, stop) if a == axis else None for a in range(self.ndim)])
-
-        def repeated(x: Self, count: int) -> Self:
-            return x.expand(*[count if a == axis else -1 for a in range(self.ndim)])
         pieces: list[Self] = [self]
         if before > 0:
-            first = (part(1, before + 1).flip(axis) if mode == "reflect" else part(size - before, size) if mode == "circular"
-                     else repeated(part(0, 1), before))
-            pieces.insert(0, first)
+            pieces.insert(0, self._repeated_edge(axis, mode, {"reflect": (1, before + 1), "replicate": (0, 1),
+                                                              "circular": (size - before, size)}[mode], before))
         if after > 0:
-            last = (part(size - 1 - after, size - 1).flip(axis) if mode == "reflect" else part(0, after)
-                    if mode == "circular" else repeated(part(size - 1, size), after))
-            pieces.append(last)
+            pieces.append(self._repeated_edge(axis, mode, {"reflect": (size - 1 - after, size - 1), "circular": (0, after),
+                                                           "replicate": (size - 1, size)}[mode], after))
         result = pieces[0].cat(*pieces[1:], dim=axis) if len(pieces) > 1 else self
         cut = (-min(before, 0), result.shape[axis] + min(after, 0))
         return result.shrink([cut if a == axis else None for a in range(self.ndim)])
+
+    def _repeated_edge(self, axis: int, mode: str, limits: tuple[int, int], count: int) -> Self:
+        piece = self._part(axis, *limits)
+        if mode == "reflect":
+            return piece.flip(axis)
+        return piece.expand(*[count if a == axis else -1 for a in range(self.ndim)]) if mode == "replicate" else piece
 
     # ---- axes of size 1, merging and splitting
 

@@ -1,8 +1,378 @@
-"""The reduce family of tensor operations."""
+"""Reductions, running reductions and sorting.
+
+`axis` is None (all axes), a number or a tuple; an axis named twice or out of range raises ShapeError. Accumulation: sums
+and products of bool and of 8- and 16-bit integers give int32 (unsigned ones uint32); half, bfloat16 and 8-bit floats
+accumulate in float32 and are rounded once at the end. `max`, `min`, sorting and their kin treat NaN as NumPy does.
+"""
 from __future__ import annotations
 
+import math
+from typing import Any, Self, TypeAlias
+
+from whit.helpers import ArgumentError, DTypeError, ShapeError, argsort, prod
+from whit.tensor.base import iota, scalar_shape
 from whit.tensor.movement import MovementMixin
+from whit.uop import DType, Op, Ops, PyConst, UOp, dtypes
+from whit.uop.dtype import float_of, to_dtype
+from whit.uop.uop import show_shape
+
+Axis: TypeAlias = "int | tuple[int, ...] | list[int] | None"
+Bool: TypeAlias = bool
+
+BLOCK = 512  # running reductions fold this many elements per output directly, and recurse over blocks above it
+RANKED = 512  # up to this length sorting compares all pairs in one kernel; above it, a bitonic network
+
+
+def accumulator(dtype: DType) -> DType:
+    """The dtype in which sums and products are accumulated."""
+    if dtype.kind == "f":
+        return dtypes.float32 if dtype.bitsize < 32 else dtype
+    if dtype.is_unsigned:
+        return dtypes.uint32 if dtype.bitsize < 32 else dtype
+    return dtypes.int32 if dtype.bitsize < 32 else dtype
+
+
+def identity(op: Op, dtype: DType) -> PyConst:
+    """The value that changes nothing in a reduction."""
+    if op is Ops.MAX:
+        return dtype.min
+    return dtype.max if op is Ops.MIN else op.identity or 0
 
 
 class ReduceMixin(MovementMixin):
     """Methods of the reduce family."""
+
+    def _reduce(self, op: Op, axis: Axis, keepdim: Bool, what: str) -> Self:
+        axes = self._axes(axis, what)
+        shape = self.uop.shape
+        result = self.uop.reduce(op, axes)
+        if keepdim:
+            result = result.reshape(tuple([1 if a in axes else size for a, size in enumerate(shape)]))
+        return self._wrap(result)
+
+    def _accumulate(self, op: Op, axis: Axis, keepdim: Bool, dtype: DType | str | None, what: str) -> Self:
+        """A sum or product: widen, fold, and round halves back."""
+        have = self.uop.dtype
+        wide = accumulator(have) if dtype is None else to_dtype(dtype)
+        result = self.cast(wide)._reduce(op, axis, keepdim, what)
+        return result.cast(have) if dtype is None and have.kind == "f" else result
+
+    def sum(self, axis: Axis = None, keepdim: Bool = False, dtype: DType | str | None = None) -> Self:
+        """The sum over axes. `dtype` is the dtype of the accumulator and the result.
+
+        >>> Tensor([[1, 2], [3, 4]]).sum(0).tolist(), Tensor([True, True]).sum().item()
+        ([4, 6], 2)
+        """
+        return self._accumulate(Ops.ADD, axis, keepdim, dtype, "sum")
+
+    def prod(self, axis: Axis = None, keepdim: Bool = False, dtype: DType | str | None = None) -> Self:
+        """The product over axes. `dtype` is the dtype of the accumulator and the result."""
+        return self._accumulate(Ops.MUL, axis, keepdim, dtype, "prod")
+
+    def max(self, axis: Axis = None, keepdim: Bool = False) -> Self:
+        """The greatest element over axes; NaN if one is NaN. ShapeError over an empty axis."""
+        return self._extreme(Ops.MAX, axis, keepdim, "max")
+
+    def min(self, axis: Axis = None, keepdim: Bool = False) -> Self:
+        """The least element over axes; NaN if one is NaN. ShapeError over an empty axis."""
+        return self._extreme(Ops.MIN, axis, keepdim, "min")
+
+    def _extreme(self, op: Op, axis: Axis, keepdim: Bool, what: str) -> Self:
+        shape = self.uop.shape
+        if any(isinstance(shape[a], int) and shape[a] == 0 for a in self._axes(axis, what)):
+            raise ShapeError(f"{what} over an axis of shape {show_shape(shape)}", because="no element is there to choose from",
+                             fix="skip empty tensors")
+        return self._reduce(op, axis, keepdim, what)
+
+    def mean(self, axis: Axis = None, keepdim: Bool = False) -> Self:
+        """The mean over axes, as a float; NaN over empty ones."""
+        have = float_of(self.uop.dtype)
+        total = self.cast(accumulator(have)).sum(axis, keepdim)
+        return (total / self._count(axis, total)).cast(have)
+
+    def _count(self, axis: Axis, like: Self) -> Any:
+        """How many elements are folded: a number, or a tensor where sizes are symbolic."""
+        count = prod([self.uop.shape[a] for a in self._axes(axis, "mean")])
+        return float(count) if isinstance(count, int) else self._wrap(count.cast(like.uop.dtype))
+
+    def var(self, axis: Axis = None, keepdim: Bool = False, correction: int = 1) -> Self:
+        """The variance over axes: squared deviations summed and divided by n - correction (1: as PyTorch; 0: as NumPy)."""
+        return self.var_mean(axis, keepdim, correction)[0]
+
+    def var_mean(self, axis: Axis = None, keepdim: Bool = False, correction: int = 1) -> tuple[Self, Self]:
+        """(variance, mean)."""
+        have = float_of(self.uop.dtype)
+        x = self.cast(accumulator(have))
+        mean = x.mean(axis, keepdim=True)
+        deviation = x - mean
+        total = (deviation * deviation).sum(axis, keepdim)
+        count = self._count(axis, total)
+        below = max(0.0, count - correction) if isinstance(count, float) else (count - correction).maximum(0)
+        flat = mean if keepdim else mean.reshape(*total.shape)
+        return (total / below).cast(have), flat.cast(have)
+
+    def std(self, axis: Axis = None, keepdim: Bool = False, correction: int = 1) -> Self:
+        """The standard deviation: the root of `var`."""
+        return self.var(axis, keepdim, correction).sqrt()
+
+    def std_mean(self, axis: Axis = None, keepdim: Bool = False, correction: int = 1) -> tuple[Self, Self]:
+        """(standard deviation, mean)."""
+        var, mean = self.var_mean(axis, keepdim, correction)
+        return var.sqrt(), mean
+
+    def any(self, axis: Axis = None, keepdim: Bool = False) -> Self:
+        """Whether some element is non-zero."""
+        return self.cast(dtypes.bool)._reduce(Ops.MAX, axis, keepdim, "any")
+
+    def all(self, axis: Axis = None, keepdim: Bool = False) -> Self:
+        """Whether every element is non-zero."""
+        return self.cast(dtypes.bool)._reduce(Ops.MIN, axis, keepdim, "all")
+
+    def count_nonzero(self, axis: Axis = None, keepdim: Bool = False) -> Self:
+        """How many elements are not zero."""
+        return self.ne(0).sum(axis, keepdim)
+
+    def allclose(self, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: Bool = False) -> Bool:
+        """Whether all elements are close (see `isclose`). Computes now."""
+        close = self.isclose(other, rtol=rtol, atol=atol, equal_nan=equal_nan)
+        return bool(close.all())
+
+    def argmax(self, axis: int | None = None, keepdim: Bool = False) -> Self:
+        """Position of the first greatest element along `axis` (of the flattened tensor if None), as int32; the first NaN
+        counts as the greatest.
+
+        >>> Tensor([1, 3, 3]).argmax().item()
+        1
+        """
+        return self._arg_extreme(Ops.MAX, axis, keepdim, "argmax")
+
+    def argmin(self, axis: int | None = None, keepdim: Bool = False) -> Self:
+        """Position of the first least element along `axis`, as int32; the first NaN counts as the least."""
+        return self._arg_extreme(Ops.MIN, axis, keepdim, "argmin")
+
+    def _arg_extreme(self, op: Op, axis: int | None, keepdim: Bool, what: str) -> Self:
+        if axis is None:
+            flat = self.flatten()._arg_extreme(op, 0, False, what)
+            return flat.reshape(*(1,) * self.ndim) if keepdim else flat
+        if not self.ndim:
+            return self.unsqueeze(0)._arg_extreme(op, self._axis_of_scalar(axis, what), keepdim, what).reshape()
+        at = self._axis(axis, what)
+        best = self.cast(dtypes.uint8) if self.uop.dtype.is_bool else self
+        hit = best.eq(best._extreme(op, at, True, what))
+        if self.uop.dtype.is_float:
+            hit = hit | self.isnan()
+        size = self.uop.shape[at]
+        position = self._along(at, size)
+        return hit.where(position, size if isinstance(size, int) else self._wrap(size.cast(dtypes.int32))) \
+            ._reduce(Ops.MIN, at, keepdim, what)
+
+    def _axis_of_scalar(self, axis: int, what: str) -> int:
+        return 0 if axis in (0, -1) else self._axis(axis, what)
+
+    def _along(self, axis: int, size: Any) -> Self:
+        """0, 1, 2, … along one axis, size 1 on the others."""
+        return self._wrap(iota(size).reshape(tuple([size if a == axis else 1 for a in range(len(self.uop.shape))])))
+
+    def logsumexp(self, axis: Axis = None, keepdim: Bool = False) -> Self:
+        """log(sum(exp(x))) without overflow; -inf over empty axes."""
+        x = self._float()
+        if any(isinstance(x.shape[a], int) and x.shape[a] == 0 for a in x._axes(axis, "logsumexp")):
+            return x.exp().sum(axis, keepdim).log()
+        top = x._wrap(x.max(axis, keepdim=True).uop.detach())
+        top = top.isfinite().where(top, 0)
+        total = (x - top).exp().sum(axis, keepdim).log()
+        return total + (top if keepdim else top.reshape(*total.shape))
+
+    # ---- running reductions
+
+    def cumsum(self, axis: int = 0) -> Self:
+        """Running sum along `axis`; dtypes as `sum`.
+
+        >>> Tensor([1, 2, 3]).cumsum().tolist()
+        [1, 3, 6]
+        """
+        return self._cumulative(Ops.ADD, axis, "cumsum")
+
+    def cumprod(self, axis: int = 0) -> Self:
+        """Running product along `axis`; dtypes as `prod`."""
+        return self._cumulative(Ops.MUL, axis, "cumprod")
+
+    def cummax(self, axis: int = 0) -> tuple[Self, Self]:
+        """Running maximum along `axis`, and the position of the last element that reached it, as int32."""
+        return self._cumulative_extreme(Ops.MAX, axis, "cummax")
+
+    def cummin(self, axis: int = 0) -> tuple[Self, Self]:
+        """Running minimum along `axis`, and the position of the last element that reached it, as int32."""
+        return self._cumulative_extreme(Ops.MIN, axis, "cummin")
+
+    def logcumsumexp(self, axis: int = 0) -> Self:
+        """Running log(sum(exp(x))) along `axis`: each prefix is measured from its own maximum."""
+        x = self._float()
+        if not x.ndim:
+            return x
+        at = x._axis(axis, "logcumsumexp")
+        rows = x.transpose(at, -1)
+        n = rows.shape[-1]
+        if not n:
+            return x
+        top = rows._running(Ops.MAX)
+        top = self._wrap(top.isfinite().where(top, 0).uop.detach())  # (..., n)
+        shifted = rows.unsqueeze(-2) - top.unsqueeze(-1)  # (..., prefix, element)
+        inside = _lower(n)
+        total = self._wrap(inside).where(shifted.exp(), 0).sum(-1)
+        return (total.log() + top).transpose(at, -1)
+
+    def _cumulative(self, op: Op, axis: int, what: str) -> Self:
+        have = self.uop.dtype
+        wide = accumulator(have) if op in (Ops.ADD, Ops.MUL) else have
+        x = self.cast(wide)
+        if x.ndim:
+            at = x._axis(axis, what)
+            x = x.transpose(at, -1)._running(op).transpose(at, -1)
+        else:
+            self._axis_of_scalar(axis, what)
+        return x.cast(have) if have.kind == "f" else x
+
+    def _running(self, op: Op) -> Self:
+        """Prefixes along the last axis: a masked fold inside blocks, and the prefixes of the blocks' totals on top."""
+        *lead, n = self.shape
+        if not n or prod(lead) == 0:
+            return self
+        if n <= BLOCK:
+            inside = self._wrap(_lower(n))
+            neutral = self._wrap(UOp.const(identity(op, self.uop.dtype), self.uop.dtype))
+            return inside.where(self.unsqueeze(-2), neutral)._reduce(op, -1, False, "cumsum")  # (..., n, n) -> (..., n)
+        blocks = -(-n // BLOCK)
+        filled = self._fill_end(blocks * BLOCK - n, identity(op, self.uop.dtype)).reshape(*lead, blocks, BLOCK)
+        inner = filled._running(op)
+        totals = inner._part(len(lead) + 1, BLOCK - 1, BLOCK).squeeze(-1)._running(op)  # (..., blocks)
+        before = totals._part(len(lead), 0, blocks - 1)._fill_start(1, identity(op, self.uop.dtype)).unsqueeze(-1)
+        return inner._broadcast_binary(op, before, "cumsum").reshape(*lead, blocks * BLOCK)._part(len(lead), 0, n)
+
+    def _fill_end(self, count: int, value: PyConst) -> Self:
+        return self._pad_constant(((0, 0),) * (self.ndim - 1) + ((0, count),), value)
+
+    def _fill_start(self, count: int, value: PyConst) -> Self:
+        return self._pad_constant(((0, 0),) * (self.ndim - 1) + ((count, 0),), value)
+
+    def _cumulative_extreme(self, op: Op, axis: int, what: str) -> tuple[Self, Self]:
+        if not self.ndim:
+            self._axis_of_scalar(axis, what)
+            return self, self._wrap(UOp.const(0, dtypes.int32))
+        at = self._axis(axis, what)
+        rows = (self.cast(dtypes.uint8) if self.uop.dtype.is_bool else self).transpose(at, -1)
+        values = rows._running(op)
+        hit = rows.eq(values)
+        if rows.uop.dtype.is_float:
+            hit = hit | rows.isnan()
+        positions = hit.where(rows._along(rows.ndim - 1, rows.shape[-1]), 0)._running(Ops.MAX)
+        return values.cast(self.uop.dtype).transpose(at, -1), positions.transpose(at, -1)
+
+    # ---- sorting
+
+    def sort(self, dim: int = -1, descending: Bool = False) -> tuple[Self, Self]:
+        """(sorted values, their positions as int32) along `dim`. Stable; NaN counts as the greatest.
+
+        >>> [t.tolist() for t in Tensor([3, 1, 2]).sort()]
+        [[1, 2, 3], [1, 2, 0]]
+        """
+        if not self.ndim:
+            self._axis_of_scalar(dim, "sort")
+            return self, self._wrap(UOp.const(0, dtypes.int32))
+        at = self._axis(dim, "sort")
+        rows = self.transpose(at, -1)
+        n = rows.shape[-1]
+        if not isinstance(n, int):
+            raise ShapeError(f"sort of shape {show_shape(self.shape)}", because="a symbolic axis cannot be sorted",
+                             fix="sort with a known size")
+        if n <= 1:
+            return self, self._wrap(scalar_shape(UOp.const(0, dtypes.int32), self.shape))
+        order = rows._ranked_order(n, descending) if n <= RANKED else rows._bitonic_order(n, descending)
+        values = rows._take_rows(order)
+        return values.transpose(at, -1), order.transpose(at, -1)
+
+    def argsort(self, dim: int = -1, descending: Bool = False) -> Self:
+        """Positions that sort along `dim`, as int32."""
+        return self.sort(dim, descending)[1]
+
+    def topk(self, k: int, dim: int = -1, largest: Bool = True, sorted_: Bool = True) -> tuple[Self, Self]:
+        """(the k greatest values, their positions) along `dim`, greatest first; least when not `largest`."""
+        if not sorted_:
+            raise ArgumentError("topk(sorted_=False)", because="results are always sorted", fix="leave it True")
+        at = self._axis(dim, "topk")
+        if not 0 <= k <= self.shape[at]:
+            raise ArgumentError(f"topk of {k} along an axis of size {self.shape[at]}", because="it has no so many elements",
+                                fix="choose a smaller k")
+        values, order = self.sort(at, largest)
+        return values._part(at, 0, k), order._part(at, 0, k)
+
+    def _sort_key(self) -> Self:
+        """Unsigned integers that order as the values do, with every NaN on top and -0.0 equal to 0.0."""
+        dtype = self.uop.dtype
+        if dtype.is_bool or dtype.is_unsigned:
+            return self.cast(dtypes.uint8) if dtype.is_bool else self
+        bits = dtype.bitsize
+        unsigned: DType = getattr(dtypes, f"uint{bits}")
+        top = 1 << (bits - 1)
+        if not dtype.is_float:
+            return self._wrap(self.uop.bitcast(unsigned)) ^ top
+        raw = self._wrap(self.eq(0).where(0.0, self).uop.bitcast(unsigned))
+        key = (raw >= top).where(raw ^ (2 * top - 1), raw ^ top)
+        return self.isnan().where(self._wrap(UOp.const(2 * top - 1, unsigned)), key)
+
+    def _ranked_order(self, n: int, descending: Bool) -> Self:
+        """Each element's rank is how many come before it; the order is the inverse of the ranks."""
+        key = self._sort_key()
+        mine, other = key.unsqueeze(-1), key.unsqueeze(-2)  # (..., i, 1), (..., 1, j)
+        i, j = self._wrap(iota(n).reshape((n, 1))), self._wrap(iota(n).reshape((1, n)))
+        first = (other > mine if descending else other < mine) | (other.eq(mine) & (j < i))
+        rank = first.sum(-1)  # (..., n)
+        return (rank.unsqueeze(-2).eq(i)).where(j, 0).sum(-1)  # (..., place, element) -> (..., place)
+
+    def _bitonic_order(self, n: int, descending: Bool) -> Self:
+        """A bitonic network over (key, position) pairs; positions break ties, which makes it stable."""
+        key = self._sort_key()
+        if descending:
+            key = key.bitwise_not()
+        *lead, _ = key.shape
+        steps = (n - 1).bit_length()
+        size = 1 << steps
+        key = key._fill_end(size - n, key.uop.dtype.max)
+        place = self._wrap(iota(size).reshape((1,) * len(lead) + (size,)).expand((*lead, size)))
+        for stage in range(1, steps + 1):
+            for step in range(stage - 1, -1, -1):
+                key, place = _exchange(key, place, stage, step, size)
+        return place._part(len(lead), 0, n)
+
+    def _take_rows(self, order: Self) -> Self:
+        """values[..., order[..., i]] along the last axis: rows laid end to end, then one TAKE."""
+        *lead, n = self.shape
+        if not lead:
+            return self._wrap(UOp(Ops.TAKE, self.uop.dtype, (self.uop, order.uop), 0))
+        rows = prod(lead)
+        start = self._wrap(iota(rows).reshape((rows, 1))) * n
+        flat = (order.reshape(rows, order.shape[-1]) + start).uop
+        taken = UOp(Ops.TAKE, self.uop.dtype, (self.uop.reshape((rows * n,)), flat), 0)
+        return self._wrap(taken.reshape((*lead, order.shape[-1])))
+
+
+def _lower(n: int) -> UOp:
+    """The bool matrix (n, n) of j <= i."""
+    return UOp(Ops.CMPLE, dtypes.bool, (iota(n).reshape((1, n)), iota(n).reshape((n, 1))))
+
+
+def _exchange(key: Any, place: Any, stage: int, step: int, size: int) -> tuple[Any, Any]:
+    """One column of the network: elements 2**step apart are put in order, rising or falling by blocks of 2**stage."""
+    lead = key.shape[:-1]
+    gap = 1 << step
+    split = (*lead, size // (2 * gap), 2, gap)
+    axis = len(lead) + 1
+    k, p = key.reshape(*split), place.reshape(*split)
+    ka, kb, pa, pb = k._part(axis, 0, 1), k._part(axis, 1, 2), p._part(axis, 0, 1), p._part(axis, 1, 2)
+    block = key._wrap(iota(size // (2 * gap)).reshape((size // (2 * gap), 1, 1)))
+    falling = ((block >> (stage - step - 1)) & 1).ne(0)
+    wrong = ((kb < ka) | (kb.eq(ka) & (pb < pa))) ^ falling
+    k = wrong.where(kb, ka).cat(wrong.where(ka, kb), dim=axis)
+    p = wrong.where(pb, pa).cat(wrong.where(pa, pb), dim=axis)
+    whole = (*lead, size)
+    return (key._wrap(k.reshape(*whole).uop.contiguous()), key._wrap(p.reshape(*whole).uop.contiguous()))
