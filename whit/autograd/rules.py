@@ -61,8 +61,8 @@ def same(g: UOp, *_: UOp) -> UOp:
 
 
 def _larger(first: int) -> SourceRule:
-    """Of max(x, y): to the greater one; half to each on a tie, none on a tie with a constant (relu at 0); to both
-    where either is NaN."""
+    """Of max(x, y): to the greater one; half to each on a tie, none on a tie with a constant (relu at 0);
+    to both where either is NaN."""
 
     def rule(g: UOp, out: UOp, *src: UOp) -> UOp:
         mine, other = src[first], src[1 - first]
