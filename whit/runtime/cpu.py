@@ -16,8 +16,8 @@ from typing import Any
 
 from whit.codegen.target import Target
 from whit.helpers import DeviceError, cpu_threads, human_bytes, round_up
-from whit.runtime import elf, native
-from whit.runtime.device import Buffer, Device, Launch, Program
+from whit.runtime import elf, native, pool
+from whit.runtime.device import Buffer, Device, Launch, Plan, PlanCall, Program
 from whit.uop import Ops, UOp
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
@@ -157,20 +157,24 @@ class CPUProgram(Program):
         self.function = _KERNEL(self.address)
 
     def __call__(self, handles: Sequence[Any], variables: Sequence[int] = (), wait: bool = False) -> float | None:
+        buffers, numbers = pointers(handles), values(variables)
         if wait:
             start = time.perf_counter()
-            self.run(pointers(handles), values(variables))
+            self.run(buffers, numbers)
             return time.perf_counter() - start
         if self.tasks == 1:
-            self.function(pointers(handles), values(variables), 0)
+            self.function(buffers, numbers, 0)
         else:
-            self.run(pointers(handles), values(variables))
+            self.run(buffers, numbers)
         return None
 
     def run(self, buffers: bytes, variables: bytes) -> None:
-        """Every task."""
-        for task in range(self.tasks):
-            self.function(buffers, variables, task)
+        """Every task, on all threads of the pool when there are several."""
+        if self.tasks == 1:
+            self.function(buffers, variables, 0)
+        else:
+            workers = pool.pool()
+            workers.run(workers.state, self.address, buffers, variables, self.tasks)
 
 
 # ---- the device ------------------------------------------------------------------------------------------------------
@@ -251,6 +255,11 @@ class CPUDevice(Device):
 
     def load(self, binary: bytes, name: str, launch: Launch) -> CPUProgram:
         return CPUProgram(elf.load(binary), name, launch.tasks)
+
+    def plan(self, calls: Sequence[PlanCall]) -> Plan:
+        if all(isinstance(call.program, CPUProgram) for call in calls):
+            return pool.NativePlan(calls)
+        return Plan(calls)
 
 
 def has_half() -> bool:
