@@ -267,19 +267,6 @@ class IndexingMixin(RandomMixin):
 
     # ---- masks
 
-    def masked_fill(self, mask: Any, value: Any) -> Self:
-        """A copy with `value` (a scalar, or anything that broadcasts) where the bool mask holds.
-
-        >>> Tensor([1.0, 2.0]).masked_fill(Tensor([True, False]), 0).tolist()
-        [0.0, 2.0]
-        """
-        mask = self._of(mask)
-        if not mask.dtype.is_bool:
-            raise DTypeError(f"masked_fill with a mask of dtype {mask.dtype}", because="a mask is bool", fix="compare, or cast to bool")
-        filler = UOp.const(value, self.dtype) if isinstance(value, (bool, int, float)) else self._of(value).uop.cast(self.dtype)
-        check_devices("masked_fill", self.uop, mask.uop, filler)
-        return self._apply(Ops.WHERE, "masked_fill", mask.uop, filler, self.uop)
-
     def masked_select(self, mask: Any) -> Self:
         """The elements where the mask holds, as one axis. The mask is computed now, since the size depends on it.
 
@@ -368,11 +355,7 @@ def rows_last(u: UOp, axis: int) -> UOp:
 def hits_of(index: UOp, axis: int, size: Sint) -> UOp:
     """Which of the k indices along `axis` name which of `size` places: bool (…, size at axis, …, k)."""
     last = rows_last(wrapped(index, size), axis)
-    places = iota(size, last.dtype) if isinstance(size, int) else None
-    if places is None:
-        raise ShapeError(f"index along an axis of size {show_shape((size,))}", because="the size is symbolic",
-                         fix="shrink it to a size that is known")
-    return last.equal(places.reshape(tuple([size if i == axis else 1 for i in range(last.ndim)])))
+    return last.equal(iota(size, last.dtype).reshape(tuple([size if i == axis else 1 for i in range(last.ndim)])))
 
 
 def gather_uop(x: UOp, axis: int, index: UOp) -> UOp:
@@ -384,7 +367,7 @@ def gather_uop(x: UOp, axis: int, index: UOp) -> UOp:
     others = [n for i, n in enumerate(shape) if i != axis]
     if all(isinstance(n, int) and n == 1 for n in others):
         return UOp(Ops.TAKE, x.dtype, (x.reshape((size,)), index), 0)
-    if x.dtype.is_float and isinstance(size, int):
+    if x.dtype.is_float:
         hit = index.reshape((*shape, 1)).equal(iota(size, index.dtype))
         return hit.where(rows_last(x, axis), UOp.const(0, x.dtype)).reduce(Ops.ADD, (len(shape),))
     linear = position = index.cast(dtypes.int64)
@@ -393,18 +376,16 @@ def gather_uop(x: UOp, axis: int, index: UOp) -> UOp:
     linear = UOp.const(0, dtypes.int64)
     for i in reversed(range(len(shape))):
         n = x.shape[i]
-        place = position if i == axis else _places(shape[i], i, len(shape))
+        place = position if i == axis else _along(iota(shape[i], dtypes.int64), i, len(shape))
         step = UOp.const(stride, dtypes.int64) if isinstance(stride, int) else stride.cast(dtypes.int64)
         linear = linear + place * step
         stride = stride * n
     return UOp(Ops.TAKE, x.dtype, (x.reshape((plain(stride),)), inside.where(linear, -1)), 0)
 
 
-def _places(size: Sint, axis: int, rank: int) -> UOp:
-    if not isinstance(size, int):
-        raise ShapeError(f"gather along shape with the symbolic size {show_shape((size,))}", because="its axes must be known",
-                         fix="shrink it to a size that is known")
-    return iota(size, dtypes.int64).reshape(tuple([size if i == axis else 1 for i in range(rank)]))
+def _along(u: UOp, axis: int, rank: int) -> UOp:
+    """A 1-D node as axis `axis` of `rank` axes, size 1 elsewhere."""
+    return u.reshape(tuple([u.shape[0] if i == axis else 1 for i in range(rank)]))
 
 
 def _placed(u: UOp, shape: Shape) -> UOp:
@@ -421,7 +402,7 @@ def _broadcast_last(u: UOp, hits: UOp, updates: UOp) -> UOp:
 def overwrite(x: UOp, hits: UOp, updates: UOp) -> UOp:
     """x with the last update that hits each place."""
     last = hits.ndim - 1
-    steps = iota_last(updates.shape[last])
+    steps = iota(updates.shape[last], dtypes.int32)
     winner = hits.where(steps, UOp.const(-1, dtypes.int32)).reduce(Ops.MAX, (last,))
     chosen = winner.reshape((*winner.shape, 1)).equal(steps)
     if x.dtype.is_bool:
@@ -430,12 +411,6 @@ def overwrite(x: UOp, hits: UOp, updates: UOp) -> UOp:
         value = chosen.where(updates, UOp.const(0, x.dtype)).reduce(Ops.ADD, (last,))
     written = _broadcast_last(winner.ge(0), hits, updates)
     return _placed(written, x.shape).alu(Ops.WHERE, _placed(value, x.shape), x)
-
-
-def iota_last(size: Sint) -> UOp:
-    """0 … size - 1 as int32."""
-    assert isinstance(size, int), "checked by hits_of"
-    return iota(size, dtypes.int32)
 
 
 def combine(x: UOp, hits: UOp, updates: UOp, op: Op, include_self: bool, mean: bool) -> UOp:

@@ -222,7 +222,7 @@ def write_arrays(u: UOp, selection: Selection, value: UOp) -> UOp:
     rows, linear, _ = _merge(u, selection, 0)
     rank, place = linear.ndim, selection.place
     order = (*range(place, place + rank), *range(place), *range(place + rank, value.ndim))
-    count = prod(linear.shape)
+    count = plain(prod(linear.shape))
     updates = value.permute(order).reshape((count, *rows.shape[1:]))
     ones = (1,) * (rows.ndim - 1)
     winner = last_writer(linear.reshape((count,)), rows.shape[0])
@@ -242,8 +242,10 @@ def last_writer(index: UOp, size: Sint) -> UOp:
 
 
 def iota(size: Sint, dtype: DType) -> UOp:
-    """0, 1, … along one axis."""
-    return UOp(Ops.IOTA, dtype, (), size)
+    """0, 1, … along one axis; of a symbolic size, the first part of the longest that it can be."""
+    if isinstance(size, int):
+        return UOp(Ops.IOTA, dtype, (), size)
+    return UOp(Ops.IOTA, dtype, (), int(size.vmax)).shrink(((0, size),))
 
 
 # ---- parsing -----------------------------------------------------------------------------------------------
