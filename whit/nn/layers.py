@@ -14,7 +14,8 @@ from typing import Any
 
 from whit.helpers import TRAINING, ArgumentError, ShapeError, prod
 from whit.tensor import Tensor
-from whit.uop import dtypes
+from whit.tensor.tensor import buffer_of, pack
+from whit.uop import DType, dtypes
 from whit.uop.uop import show_shape
 
 Size = int | Sequence[int]
@@ -24,6 +25,16 @@ def parameter(value: Tensor) -> Tensor:
     """A tensor to be trained."""
     value.requires_grad = True
     return value
+
+
+def filled(
+    shape: Sequence[int], value: float, dtype: DType = dtypes.float32, device: str | None = None
+) -> Tensor:
+    """A tensor of one value in memory of its own, which can be assigned in place from the start; runs no kernel."""
+    data = memoryview(pack([value], dtype) * prod(shape))
+    result = Tensor(buffer_of(data, tuple(shape), dtype, device))
+    result.requires_grad = False
+    return result
 
 
 def uniform(*shape: int, bound: float) -> Tensor:
@@ -263,12 +274,11 @@ class BatchNorm:
             momentum,
             track_running_stats,
         )
-        self.weight = parameter(Tensor.ones(num_features)) if affine else None
-        self.bias = parameter(Tensor.zeros(num_features)) if affine else None
-        self.num_batches_tracked = Tensor.zeros(dtype=dtypes.int64)
+        self.weight = parameter(filled((num_features,), 1)) if affine else None
+        self.bias = parameter(filled((num_features,), 0)) if affine else None
+        self.num_batches_tracked = filled((), 0, dtypes.int64)
         if track_running_stats:
-            self.running_mean, self.running_var = Tensor.zeros(num_features), Tensor.ones(num_features)
-            self.running_mean.requires_grad = self.running_var.requires_grad = False
+            self.running_mean, self.running_var = filled((num_features,), 0), filled((num_features,), 1)
 
     def __call__(self, x: Tensor) -> Tensor:
         _channels("BatchNorm", x, self.num_features, 1)
@@ -331,8 +341,8 @@ class LayerNorm:
         for size in self.normalized_shape:
             _positive("LayerNorm", normalized_shape=size)
         self.axes, self.eps = tuple(range(-len(self.normalized_shape), 0)), eps
-        self.weight = parameter(Tensor.ones(*self.normalized_shape)) if elementwise_affine else None
-        self.bias = parameter(Tensor.zeros(*self.normalized_shape)) if elementwise_affine and bias else None
+        self.weight = parameter(filled(self.normalized_shape, 1)) if elementwise_affine else None
+        self.bias = parameter(filled(self.normalized_shape, 0)) if elementwise_affine and bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.shape[-len(self.axes) :] != self.normalized_shape:
@@ -369,7 +379,7 @@ class RMSNorm:
     def __init__(self, dim: int, eps: float = 1e-6, elementwise_affine: bool = True) -> None:
         _positive("RMSNorm", dim=dim)
         self.dim, self.eps = dim, eps
-        self.weight = parameter(Tensor.ones(dim)) if elementwise_affine else None
+        self.weight = parameter(filled((dim,), 1)) if elementwise_affine else None
 
     def __call__(self, x: Tensor) -> Tensor:
         _channels("RMSNorm", x, self.dim, -1)
@@ -396,8 +406,8 @@ class GroupNorm:
                 fix="choose a num_groups that divides num_channels",
             )
         self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
-        self.weight = parameter(Tensor.ones(num_channels)) if affine else None
-        self.bias = parameter(Tensor.zeros(num_channels)) if affine else None
+        self.weight = parameter(filled((num_channels,), 1)) if affine else None
+        self.bias = parameter(filled((num_channels,), 0)) if affine else None
 
     def __call__(self, x: Tensor) -> Tensor:
         _channels(type(self).__name__, x, self.num_channels, 1)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from whit.helpers import ArgumentError, prod
+from whit.nn.layers import filled
 from whit.tensor import Tensor, hooks
 from whit.uop import DType, Ops, dtypes
 from whit.uop.uop import show_shape
@@ -67,10 +68,7 @@ class Optimizer:
 
     def _zeros(self) -> list[Tensor]:
         """Zeros like each parameter."""
-        result = [Tensor.zeros(*p.shape, dtype=_state_dtype(p), device=p.device) for p in self.params]
-        for tensor in result:
-            tensor.requires_grad = False
-        return result
+        return [filled(p.shape, 0, _state_dtype(p), p.device) for p in self.params]
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
