@@ -43,7 +43,8 @@ def decompose(ast: UOp, target: Target) -> UOp:
 
 
 def _is_basic(node: UOp) -> bool:
-    """FLOORDIV and FLOORMOD of addresses with dividends >= 0 stay: renderers print them as truncating ones."""
+    """FLOORDIV and FLOORMOD of addresses with dividends >= 0 stay: linearisation sees their structure, and renderers
+    print them as truncating ones."""
     return node.op in (Ops.FLOORDIV, Ops.FLOORMOD) and node.dtype is dtypes.index and node.src[0].vmin >= 0
 
 
@@ -63,15 +64,24 @@ def _function(u: UOp, ctx: Target) -> UOp | None:
         return UOp(u.op, dtypes.float32, tuple(wide)).cast(u.dtype)
     fma = Ops.MULACC in ctx.native
     if u.op is Ops.POW:
-        return _power(u.src[0], u.src[1], fma)
+        return _power(u.src[0], u.src[1], ctx)
     return transcendental.FUNCTIONS[u.op](u.src[0], fma)
 
 
-def _power(x: UOp, y: UOp, fma: bool) -> UOp:
-    """Small constant exponents are products."""
-    if y.op is Ops.CONST and y.arg in (0.0, 1.0, 2.0, -1.0):
-        return x.const_like(1.0) if y.arg == 0 else x if y.arg == 1 else x * x if y.arg == 2 else alu(Ops.RECIPROCAL, x)
-    return transcendental.pow(x, y, fma)
+def _power(x: UOp, y: UOp, target: Target) -> UOp:
+    """Small constant exponents are products; 1/2 is a square root that knows -inf and -0."""
+    if y.op is Ops.CONST:
+        if y.arg == 0.0:
+            return x.const_like(1.0)
+        if y.arg == 1.0:
+            return x
+        if y.arg == 2.0:
+            return x * x
+        if y.arg == -1.0:
+            return alu(Ops.RECIPROCAL, x)
+        if y.arg == 0.5 and Ops.SQRT in target.native:
+            return x.equal(-math.inf).where(math.inf, alu(Ops.SQRT, x + 0.0))
+    return transcendental.pow(x, y, Ops.MULACC in target.native)
 
 
 def _reciprocal(u: UOp, ctx: Target) -> UOp | None:
@@ -81,10 +91,10 @@ def _reciprocal(u: UOp, ctx: Target) -> UOp | None:
 def _divide(u: UOp, ctx: Target) -> UOp | None:
     """x / c -> x * (1/c) where that is exact: c a power of two whose reciprocal is normal."""
     x, y = u.src
-    if y.op is Ops.CONST and not isinstance(y.arg, tuple) and y.arg != 0 and math.isfinite(y.arg):
+    if y.op is Ops.CONST and u.dtype.bitsize >= 16 and y.arg != 0 and math.isfinite(y.arg):
         fraction, exponent = math.frexp(y.arg)
-        if abs(fraction) == 0.5 and abs(exponent) < (13 if u.dtype.bitsize < 32 else 125) and u.dtype.bitsize >= 16:
-            return x * (1.0 / y.arg)
+        if abs(fraction) == 0.5 and abs(exponent) < (13 if u.dtype.bitsize < 32 else 125):
+            return x * (1.0 / float(y.arg))
     return None if Ops.FDIV in ctx.native else x * alu(Ops.RECIPROCAL, y)
 
 
@@ -150,6 +160,7 @@ def _compare_bool(u: UOp) -> UOp | None:
 
 
 def _cast_to_bool(u: UOp) -> UOp:
+    """NaN is true."""
     return u.src[0].not_equal(0)
 
 
@@ -198,6 +209,8 @@ def _flooring(u: UOp, ctx: Target) -> UOp | None:
     x, y = u.src
     if u.dtype is dtypes.index and y.op is Ops.CONST and y.arg > 0:
         return _floor_index(u, x, y.arg)
+    if u.dtype is dtypes.index and x.vmin >= 0 and y.vmin > 0:
+        return None
     if u.dtype.is_unsigned or (x.vmin >= 0 and y.vmin >= 0):
         return alu(Ops.TRUNCDIV if u.op is Ops.FLOORDIV else Ops.TRUNCMOD, x, y)
     if y.op is Ops.CONST and y.arg > 0 and y.arg & (y.arg - 1) == 0:
@@ -214,11 +227,11 @@ def _floor_index(u: UOp, x: UOp, divisor: int) -> UOp | None:
     if x.vmin >= 0:
         return None
     if x.vmin < -INDEX_SAFE or x.vmax > INDEX_SAFE:
-        remainder = alu(Ops.TRUNCMOD, x, y := UOp.index(divisor))
-        low = remainder.lt(0)
+        remainder = alu(Ops.TRUNCMOD, x, UOp.index(divisor))
+        below = remainder.lt(0)
         if u.op is Ops.FLOORMOD:
-            return remainder + low.where(y, UOp.index(0))
-        return alu(Ops.TRUNCDIV, x, y) + low.where(UOp.index(-1), UOp.index(0))
+            return remainder + below.where(divisor, UOp.index(0))
+        return alu(Ops.TRUNCDIV, x, UOp.index(divisor)) + below.where(-1, UOp.index(0))
     turns = -(x.vmin // divisor)
     moved = alu(u.op, x + turns * divisor, UOp.index(divisor))
     return moved if u.op is Ops.FLOORMOD else moved - turns

@@ -168,7 +168,7 @@ def _power_of_two(number: UOp, dtype: DType) -> UOp:
 
 
 def exp2(x: UOp, fma: bool) -> UOp:
-    """2**x. At most 1 ulp, denormal results included; exact at integers."""
+    """2**x. At most 1 ulp (1.2 without fused multiply-add), denormal results included; exact at integers."""
     dtype = x.dtype
     bias = BIAS[dtype]
     limited = at_least(at_most(x, bias + 1.0), -(bias + MANTISSA[dtype] + 1.0))
@@ -362,7 +362,7 @@ def _fraction64(mantissa: UOp, window: list[UOp], fma: bool) -> tuple[UOp, UOp, 
 
 
 def erf(x: UOp, fma: bool) -> UOp:
-    """The error function. At most 2 ulp in float32, 3 ulp in float64."""
+    """The error function. At most 2 ulp in float32, 3 ulp in float64 (4 ulp without fused multiply-add)."""
     dtype = x.dtype
     border, end, centre = ERF_LIMITS[dtype]
     absolute = magnitude(x)
@@ -377,7 +377,8 @@ def erf(x: UOp, fma: bool) -> UOp:
 
 
 def pow(x: UOp, y: UOp, fma: bool) -> UOp:
-    """x to the power y with the special cases of C's pow. At most 1 ulp in float32 (through float64), 2 ulp in float64."""
+    """x to the power y with the special cases of C's pow. At most 1 ulp in float32 (through float64), 2 ulp in
+    float64."""
     absolute = magnitude(x)
     positive = _pow_single(absolute, y, fma) if x.dtype is F32 else _pow_double(absolute, y, fma)
     return _pow_special(x, y, absolute, positive)
@@ -387,7 +388,8 @@ def _pow_single(absolute: UOp, y: UOp, fma: bool) -> UOp:
     exponent, m = _split_double(absolute.cast(F64))
     s = (m - 1.0) / (m + 1.0)
     logarithm = exponent + s * horner(s * s, LOG2_FAST, fma)
-    power = at_least(at_most(y.cast(F64) * logarithm, 200.0), -200.0)
+    bounded = at_least(at_most(y.cast(F64), 2.0**40), -2.0**40)  # finite, so that 1 to the power inf is 1
+    power = at_least(at_most(bounded * logarithm, 200.0), -200.0)
     return _exp2_normal(power, None, EXP2_7, fma).cast(F32)
 
 
@@ -425,4 +427,6 @@ def _pow_special(x: UOp, y: UOp, absolute: UOp, positive: UOp) -> UOp:
     return (x.equal(1.0) | y.equal(0.0)).where(1.0, result)
 
 
-FUNCTIONS: dict[object, Callable[[UOp, bool], UOp]] = {Ops.EXP2: exp2, Ops.LOG2: log2, Ops.SIN: sin, Ops.ERF: erf}
+FUNCTIONS: dict[object, Callable[[UOp, bool], UOp]] = {
+    Ops.EXP2: exp2, Ops.LOG2: log2, Ops.SIN: sin, Ops.ERF: erf,
+}
