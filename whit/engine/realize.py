@@ -8,7 +8,7 @@ from typing import Any
 
 from whit.engine.compile import Kernel, compiled
 from whit.engine.counters import GlobalCounters, account, timing
-from whit.helpers import DEV, VALIDATE, all_int, prod
+from whit.helpers import DEV, VALIDATE, ArgumentError, all_int, prod
 from whit.runtime.device import Buffer, Device
 from whit.schedule import Call, Schedule, schedule
 from whit.schedule.movement import contiguous_view, memory_of, stripped
@@ -21,11 +21,15 @@ from whit.uop import Ops, UOp
 _buffers: weakref.WeakKeyDictionary[UOp, Buffer] = weakref.WeakKeyDictionary()
 
 
-class _TensorMemory(Buffer):
-    """Memory that a tensor owns: counted in GlobalCounters.mem_used."""
+class TensorMemory(Buffer):
+    """Memory that a tensor owns: counted in GlobalCounters.mem_used, numbered in order of birth."""
+
+    births = 0
 
     def __init__(self, device: str, nbytes: int) -> None:
         super().__init__(device, nbytes)
+        TensorMemory.births += 1
+        self.birth = TensorMemory.births
         GlobalCounters.mem_used += nbytes
 
     def __del__(self) -> None:
@@ -38,7 +42,7 @@ def buffer_of(node: UOp) -> Buffer:
     found = _buffers.get(node)
     if found is None:
         nbytes = node.arg.size * node.dtype.itemsize
-        found = _buffers[node] = _TensorMemory(node.arg.device, nbytes)
+        found = _buffers[node] = TensorMemory(node.arg.device, nbytes)
         data = storage.pop(node)
         if data is not None and nbytes:
             found.copyin(data[0])
@@ -76,6 +80,8 @@ class Step:
 
 
 recorder: list[Callable[[Step], None]] = []  # who wants to see every step (the JIT's capture)
+before_read: list[Callable[[Tensor], None]] = []  # who wants to know that Python reads a value
+aliases: weakref.WeakSet[UOp] = weakref.WeakSet()  # BUFFERs that name a piece of another one: they must not be written
 
 
 def execute(plan: Schedule, externals: Sequence[UOp], values: dict[str, int]) -> list[Buffer]:
@@ -88,7 +94,7 @@ def execute(plan: Schedule, externals: Sequence[UOp], values: dict[str, int]) ->
         elif slot.offset >= 0:
             memory.append(arenas[slot.device or _default()].view(slot.offset, slot.nbytes))
         else:
-            memory.append(_TensorMemory(slot.device or _default(), slot.nbytes))
+            memory.append(TensorMemory(slot.device or _default(), slot.nbytes))
     for call in plan.calls:
         step = _step(call, plan, memory, values)
         step.run()
@@ -152,7 +158,9 @@ def realize(tensors: Sequence[Tensor]) -> None:
     roots = [t.uop for t in pending]
     executed = _pending_writes(roots)
     if executed:
-        pending += _protect_readers(pending, executed)
+        _refuse_alias_writes(executed)
+        versions = {overwritten_version(store) for after in executed for store in after.src[1:]}
+        pending += readers_of(versions, {id(t) for t in pending})
         roots = [t.uop for t in pending]
     plan, externals, values = schedule(roots)
     memory = execute(plan, externals, values)
@@ -215,23 +223,27 @@ def _without_writes(node: UOp) -> UOp:
     return node if not node.src else node.replace(src=(_without_writes(node.src[0]), *node.src[1:]))
 
 
-def _protect_readers(pending: list[Tensor], executed: list[UOp]) -> list[Tensor]:
-    """Tensors outside of this computation that read a version about to be overwritten. Those that compute something from it are
-    computed now, before the write; those that are the old version itself get a copy of it."""
-    versions = {overwritten_version(store) for after in executed for store in after.src[1:]}
-    done = {id(t) for t in pending}
-    extra = []
+def _refuse_alias_writes(executed: list[UOp]) -> None:
+    for after in executed:
+        if memory_of(after) in aliases:
+            raise ArgumentError(f"assign to an argument of shape {after.shape} inside a jitted function",
+                                because="the argument is a slice of a larger tensor, whose memory it shares",
+                                fix="pass the slice's .clone(), or the whole tensor, and assign to that")
+
+
+def readers_of(versions: set[UOp], known: set[int]) -> list[Tensor]:
+    """Live tensors (but for those of the ids `known`) that read a version about to be overwritten, ready to be realized before
+    the write: what is computed from the version stays as it is, what is the version itself becomes a copy of it."""
+    found = []
     for tensor in Tensor.live:
-        if id(tensor) in done or tensor.uop in versions and tensor.uop.op is Ops.AFTER:
+        if id(tensor) in known or (tensor.uop.op is Ops.AFTER and tensor.uop in versions):
             continue
         node = resolve(tensor.uop)
         if not reads_any(node, versions):
             continue
-        if contiguous_view(node) is not None:
-            node = node.copy_to(node.device or _default())
-        tensor.uop = node
-        extra.append(tensor)
-    return extra
+        tensor.uop = node.copy_to(node.device or _default()) if contiguous_view(node) is not None else node
+        found.append(tensor)
+    return found
 
 
 def reads_any(node: UOp, versions: set[UOp]) -> bool:
@@ -256,19 +268,21 @@ def reads_any(node: UOp, versions: set[UOp]) -> bool:
 
 def read(tensor: Tensor) -> memoryview:
     """A tensor's elements, row-major, as host bytes."""
+    for see in before_read:
+        see(tensor)
     if tensor.uop.device is None or not is_realized(tensor.uop):
         realize([tensor])
     view = contiguous_view(tensor.uop)
     assert view is not None, "a realized tensor is a view of memory"
     base, offset = view
     buffer = buffer_of(memory_of(base))
-    count = _value_of(prod(tensor.shape))
+    count = value_of(prod(tensor.shape))
     itemsize = tensor.dtype.itemsize
-    whole = buffer.view(_value_of(offset) * itemsize, count * itemsize)
+    whole = buffer.view(value_of(offset) * itemsize, count * itemsize)
     return memoryview(whole.copyout())
 
 
-def _value_of(size: Any) -> int:
+def value_of(size: Any) -> int:
     """A size with its bound variables replaced by their values."""
     if isinstance(size, int):
         return size

@@ -253,16 +253,23 @@ def _assemble(roots: list[UOp], buffers: list[UOp], fusion: Fusion, order: list[
     """Merge, number the memories, plan the arena."""
     result_nodes = {stripped(r) for r in roots}
     copied = {stripped(h.node.src[0]) for h in order if h.node.op is Ops.COPY}
-    units: list[Kernel | Home] = []
-    run: list[Kernel] = []
+    runs: list[list[Kernel]] = [[]]  # copies stay where they are; kernels merge between two of them
+    copies: list[Home] = []
     for home in order:
         if home.node.op is Ops.COPY:
-            units += merge(run, before, result_nodes | copied)
-            run = []
-            units.append(home)
+            copies.append(home)
+            runs.append([])
         elif elements(home.value):
-            run.append(kernels[home])
-    units += merge(run, before, result_nodes | copied)
+            runs[-1].append(kernels[home])
+    reads = [{node for kernel in run for node in kernel.reads} for run in runs]
+    units: list[Kernel | Home] = []
+    for number, run in enumerate(runs):
+        elsewhere = result_nodes | copied
+        for other, nodes in enumerate(reads):
+            if other != number:
+                elsewhere |= nodes
+        units += merge(run, before, elsewhere)
+        units += copies[number:number + 1]
     table = _Slots(buffers, result_nodes)
     calls = []
     for unit in units:

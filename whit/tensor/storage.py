@@ -18,9 +18,15 @@ if TYPE_CHECKING:
 _data: weakref.WeakKeyDictionary[UOp, tuple[memoryview, object]] = weakref.WeakKeyDictionary()
 
 
+on_put: list[Callable[[UOp, memoryview], None]] = []  # who wants to see data enter (the JIT's capture)
+
+
 def put(buffer: UOp, data: memoryview, keep: object = None) -> None:
     """Give a BUFFER its bytes. Nobody may change `data` afterwards; `keep` owns foreign memory behind it."""
-    _data[buffer] = (data if data.format == "B" and data.ndim == 1 else data.cast("B"), keep)
+    raw = data if data.format == "B" and data.ndim == 1 else data.cast("B")
+    _data[buffer] = (raw, keep)
+    for see in on_put:
+        see(buffer, raw)
 
 
 def pop(buffer: UOp) -> tuple[memoryview, object] | None:

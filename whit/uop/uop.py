@@ -129,7 +129,9 @@ class UOp:
     __slots__ = (
         "__weakref__",
         "_bounds",
+        "_canonical",
         "_key",
+        "_linear",
         "_ranges",
         "arg",
         "became",
@@ -148,7 +150,10 @@ class UOp:
     _key: bytes | None
     _bounds: tuple[PyConst, PyConst] | None
     _ranges: frozenset[UOp] | None
-    became: UOp | None  # the memory that holds this value since it was realized (set by the engine; no part of the value)
+    _linear: tuple[dict[UOp, int], int] | None  # whit.uop.symbolic keeps its results here
+    _canonical: UOp | bool | None  # True: this node itself
+    # the memory that holds this value since it was realized (set by the engine; no part of the value)
+    became: UOp | None
 
     def __new__(cls, op: Op, dtype: DType = dtypes.void, src: tuple[UOp, ...] = (), arg: Any = None) -> UOp:
         key = (op, dtype, src, arg) if op is not _CONST else _const_key(dtype, src, arg)
@@ -159,7 +164,7 @@ class UOp:
                 return node
         self = object.__new__(cls)
         self.op, self.dtype, self.src, self.arg = op, dtype, src, arg
-        self._key = self._bounds = self._ranges = self.became = None
+        self._key = self._bounds = self._ranges = self._linear = self._canonical = self.became = None
         if op.is_elementwise:
             first = src[0]
             shape, device = first.shape, first.device
@@ -225,15 +230,23 @@ class UOp:
                     stack.append((source, False))
         return list(done)
 
+    def _unknown(self, slot: str) -> list[UOp]:
+        """The nodes whose derived value in `slot` is yet to be computed, sources first."""
+        for source in self.src:
+            if getattr(source, slot) is None:
+                return [n for n in self.toposort(lambda n: getattr(n, slot) is not None)
+                        if getattr(n, slot) is None]
+        return [self]
+
     @property
     def key(self) -> bytes:
         """A digest of the whole graph below, equal across processes (if the args' reprs are)."""
         if self._key is None:
-            for node in self.toposort(lambda n: n._key is not None):
-                if node._key is None:
-                    text = f"{node.op.name}|{node.dtype.name}|{stable_text(node.arg)}|"
-                    node._key = hashlib.blake2b(text.encode() + b"".join([s._key or b"" for s in node.src]),
-                                                digest_size=16).digest()
+            for node in self._unknown("_key"):
+                arg = node.arg
+                text = f"{node.op.name}|{node.dtype.name}|{'' if arg is None else stable_text(arg)}|"
+                node._key = hashlib.blake2b(text.encode() + b"".join([s._key or b"" for s in node.src]),
+                                            digest_size=16).digest()
         assert self._key is not None
         return self._key
 
@@ -241,9 +254,8 @@ class UOp:
     def ranges(self) -> frozenset[UOp]:
         """The RANGEs whose value this one depends on: a REDUCE or END ends its own."""
         if self._ranges is None:
-            for node in self.toposort(lambda n: n._ranges is not None):
-                if node._ranges is None:
-                    node._ranges = _ranges_of(node)
+            for node in self._unknown("_ranges"):
+                node._ranges = _ranges_of(node)
         assert self._ranges is not None
         return self._ranges
 
@@ -251,10 +263,8 @@ class UOp:
     def bounds(self) -> tuple[PyConst, PyConst]:
         """(least, greatest) possible value; the dtype's limits when nothing better is known."""
         if self._bounds is None:
-            from whit.uop.bounds import bounds_of
-            for node in self.toposort(lambda n: n._bounds is not None):
-                if node._bounds is None:
-                    node._bounds = bounds_of(node)
+            for node in self._unknown("_bounds"):
+                node._bounds = bounds_of(node)
         assert self._bounds is not None
         return self._bounds
 
@@ -760,3 +770,6 @@ def variables_of(nodes: Iterable[UOp]) -> list[UOp]:
                 if part.op is Ops.VAR:
                     found[part] = None
     return sorted(found, key=lambda v: str(v.arg.name))
+
+
+from whit.uop.bounds import bounds_of  # noqa: E402  (it needs UOp)
