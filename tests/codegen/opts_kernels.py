@@ -26,7 +26,7 @@ def read(p: UOp, index: UOp, *valid: UOp) -> UOp:
 
 
 def store(p: UOp, index: UOp, value: UOp, *ranges: UOp) -> UOp:
-    return UOp(Ops.END, dtypes.void, (UOp(Ops.STORE, dtypes.void, (p, index, value)), *ranges))
+    return UOp(Ops.STORE, dtypes.void, (p, index, value)).end(*ranges)
 
 
 def loops(*sizes: Any) -> list[UOp]:
@@ -78,8 +78,7 @@ def column_sum(m: int, n: int) -> UOp:
 
 def full_sum(n: int) -> UOp:
     k, = folds(0, n)
-    return UOp.sink(UOp(Ops.END, dtypes.void, (UOp(Ops.STORE, dtypes.void, (
-        param(0, 1), UOp.index(0), fold(Ops.ADD, read(param(1, n), k), k))),)))
+    return UOp.sink(store(param(0, 1), UOp.index(0), fold(Ops.ADD, read(param(1, n), k), k)))
 
 
 def softmax(m: int, n: int) -> UOp:

@@ -378,7 +378,7 @@ class _Builder:
             if op is Ops.REDUCE:
                 new[node] = self.reduce(node)
             elif op is Ops.END:
-                new[node] = UOp(Ops.END, dtypes.void, (new[src[0]], *self.present(src[1:])))
+                new[node] = new[src[0]].end(*self.present(src[1:]))
             elif op is Ops.INDEX:
                 mask = new[src[2]] if len(src) > 2 else None
                 new[node] = self.access(node, (new[src[0]], new[src[1]]), mask, src[1].ranges)
