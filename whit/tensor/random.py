@@ -240,22 +240,6 @@ class RandomMixin(CreationMixin):
         clock = -(1 - self.rand(*self.shape, device=self.device)).log() / weights
         return clock.argsort(-1)._part(self.ndim - 1, 0, num_samples)
 
-    def _keep_mask(self, keep: float) -> Self:
-        """True with probability `keep`, in this shape."""
-        return self.rand(*self.shape, device=self.device) < keep
-
-    def dropout(self, p: float = 0.5) -> Self:
-        """While training (`Tensor.train()`): each element 0 with probability p, the others divided by 1 - p. Otherwise, or
-        with p = 0, the tensor itself."""
-        from whit.helpers import TRAINING
-        if not 0 <= p <= 1:
-            raise ArgumentError(f"dropout(p={p})", because="a probability is between 0 and 1", fix="choose 0 <= p <= 1")
-        if not TRAINING.value or p == 0:
-            return self
-        if p == 1:
-            return self.zeros_like()
-        return self._keep_mask(1 - p).where(self * (1 / (1 - p)), 0)
-
 
 def _weight_shape(shape: tuple[Any, ...], what: str) -> tuple[Any, ...]:
     known = checked_shape(sizes(shape), what)

@@ -2,14 +2,16 @@
 from __future__ import annotations
 
 import array
+import math
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
-from whit.helpers import TRAINING, ArgumentError, Context, DeviceError, DTypeError, ShapeError, all_int, prod
+from whit.helpers import TRAINING, ArgumentError, Context, DTypeError, ShapeError, all_int, prod
 from whit.tensor import storage
-from whit.tensor.base import TensorBase, check_devices, scalar_shape
+from whit.tensor.base import TensorBase, check_devices
 from whit.tensor.functional import FunctionalMixin
+from whit.tensor.indexing import in_memory
 from whit.tensor.storage import device_name, hooks
 from whit.uop import DType, Ops, Shape, UOp, dtypes
 from whit.uop.dtype import FLOAT_INFO, to_dtype, wrap
@@ -46,6 +48,318 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
         TensorBase.live.add(self)
         if requires_grad is not None:
             self.requires_grad = requires_grad
+
+    # ---- computing
+
+    def realize(self, *others: Self) -> Self:
+        """Compute this tensor (and the others, together) now. Returns self."""
+        hooks.realize([self, *others])
+        return self
+
+    @staticmethod
+    def realize_all(tensors: Sequence[Tensor]) -> None:
+        """Compute several tensors together."""
+        hooks.realize(list(tensors))
+
+    def backward(self, gradient: Self | None = None) -> Self:
+        """Add the gradient of this value (times `gradient`) to `grad` of every tensor with requires_grad=True below it."""
+        hooks.backward(self, gradient)
+        return self
+
+    def gradient(self, *targets: Self, gradient: Self | None = None, materialize_grads: bool = False) -> list[Tensor]:
+        """The gradients of this value (times `gradient`) with respect to the targets; touches no `grad`. For a target that
+        the value does not depend on: zeros with `materialize_grads`, else ArgumentError."""
+        return hooks.gradient(self, list(targets), gradient, materialize_grads)
+
+    # ---- data out
+
+    def _concrete_shape(self) -> tuple[int, ...]:
+        """The shape with bound variables replaced by their values."""
+        return tuple([size if isinstance(size, int) else _value_of(size) for size in self.uop.shape])
+
+    def _bytes(self) -> memoryview:
+        """The elements as host bytes, row-major."""
+        if prod(self._concrete_shape()) == 0:
+            return memoryview(b"")
+        uop = self.uop
+        if uop.op is Ops.CONST:
+            return memoryview(pack([uop.arg], uop.dtype))
+        return hooks.read(self)
+
+    def data(self) -> memoryview:
+        """The elements as a memoryview with format and shape. DTypeError for dtypes without a format (bfloat16, fp8)."""
+        dtype = self.uop.dtype
+        if not dtype.fmt:
+            raise DTypeError(f"data() of a {dtype} tensor", because="Python has no format character for it",
+                             fix="cast it to float32 first, or use numpy()")
+        shape = self._concrete_shape()
+        view = self._bytes()
+        if not view.nbytes:
+            return view
+        if dtype is dtypes.float16:  # not every Python casts to "e"
+            import numpy as np
+            return np.frombuffer(view, np.float16).reshape(shape).data
+        return view.cast(dtype.fmt, shape) if shape else view.cast(dtype.fmt)
+
+    def item(self) -> Any:
+        """The value of a tensor of one element as a Python scalar. ShapeError for others.
+
+        >>> Tensor([3]).item()
+        3
+        """
+        shape = self._concrete_shape()
+        if prod(shape) != 1:
+            raise ShapeError(f"item() of shape {show_shape(shape)}", because=f"it has {prod(shape)} elements and not one",
+                             fix="index one element, or use tolist()")
+        return unpack(self._bytes(), self.uop.dtype)[0]
+
+    def tolist(self) -> Any:
+        """The values as nested lists of Python scalars; a scalar for shape ().
+
+        >>> Tensor([[1, 2], [3, 4]]).tolist()
+        [[1, 2], [3, 4]]
+        """
+        shape = self._concrete_shape()
+        rows: list[Any] = unpack(self._bytes(), self.uop.dtype)
+        if not shape:
+            return rows[0]
+        for axis in range(len(shape) - 1, 0, -1):
+            width = shape[axis]
+            rows = [rows[i * width:(i + 1) * width] for i in range(prod(shape[:axis]))]
+        return rows
+
+    def numpy(self) -> Any:
+        """The values as a NumPy array of its own memory; bfloat16 and fp8 as the types of ml_dtypes."""
+        import numpy as np
+        kind = numpy_dtype(self.uop.dtype)
+        shape = self._concrete_shape()
+        data = self._bytes()
+        if not data.nbytes:
+            return np.empty(shape, kind)
+        result = np.frombuffer(data, kind).reshape(shape)
+        return result if result.flags.writeable else result.copy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        result = self.numpy()
+        return result if dtype is None else result.astype(dtype, copy=False)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """A copy in host memory for other libraries."""
+        return self.numpy().__dlpack__(**{k: v for k, v in options.items() if k not in ("stream", "copy", "dl_device")})
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)  # host memory
+
+    def __len__(self) -> int:
+        if not self.uop.shape:
+            raise ShapeError("len() of a scalar tensor", because="shape () has no first axis", fix="use numel()")
+        return self._concrete_shape()[0]
+
+    def __iter__(self) -> Iterator[Self]:
+        for i in range(len(self)):
+            yield self[i]
+
+    def __contains__(self, value: Any) -> bool:
+        return bool(self.eq(value).any().item())
+
+    def __bool__(self) -> bool:
+        if prod(self._concrete_shape()) != 1:
+            raise ShapeError(f"truth of a tensor of shape {show_shape(self.uop.shape)}",
+                             because="it is ambiguous unless there is one element", fix="use .any() or .all()")
+        return bool(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __index__(self) -> int:
+        if not self.uop.dtype.is_int:
+            raise DTypeError(f"a {self.uop.dtype} tensor as an index", because="an index is an integer",
+                             fix="cast it to an integer dtype")
+        return int(self.item())
+
+    def __repr__(self) -> str:
+        uop = self.uop
+        about = f"{show_shape(uop.shape)} {uop.dtype} on {self.device}"
+        if all_int(uop.shape) and prod(uop.shape) <= 64 and (uop.op is Ops.CONST or _in_plain_memory(uop)):
+            return f"<Tensor {about}: {self.tolist()}>"
+        return f"<Tensor {about}, {'in memory' if _in_plain_memory(uop) else 'lazy ' + uop.op.name}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (bytes(self._bytes()), self._concrete_shape(), self.uop.dtype, self.device, self._requires_grad)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        result = self.clone()
+        result._requires_grad = self._requires_grad
+        return result
+
+    # ---- memory and devices
+
+    def contiguous(self) -> Self:
+        """The value in row-major memory of its own; itself if it already is."""
+        return self if in_memory(self.uop) or self.uop.op is Ops.CONTIGUOUS else self._wrap(self.uop.contiguous())
+
+    def contiguous_backward(self) -> Self:
+        """The value itself: where gradients are stored is the schedule's decision."""
+        return self
+
+    def detach(self) -> Self:
+        """The value, through which no gradient flows."""
+        return self._wrap(self.uop.detach())
+
+    def clone(self) -> Self:
+        """A copy in memory of its own."""
+        return self._wrap(self.uop.copy_to(self.device))
+
+    def to(self, device: str | tuple[str, ...] | None) -> Self:
+        """The value on another device; itself if it is there. None is the default device."""
+        name = device_name(device)
+        if self.device == name:
+            return self
+        result = self._wrap(self.uop.copy_to(name))
+        result._requires_grad = self._requires_grad
+        if self.grad is not None:
+            result.grad = self.grad.to(name)
+        return result
+
+    def to_(self, device: str | tuple[str, ...] | None) -> Self:
+        """Move this tensor itself."""
+        self.uop = self.to(device).uop
+        return self
+
+    def replace(self, other: Self) -> Self:
+        """Take over another tensor's value, without a copy. The shapes must agree."""
+        if other.uop.shape != self.uop.shape:
+            raise ShapeError(f"replace shape {show_shape(self.uop.shape)} by {show_shape(other.uop.shape)}",
+                             because="the shapes differ", fix="reshape the new value")
+        self.uop = other.uop
+        return self
+
+    def assign(self, value: Any) -> Self:
+        """Write a value of this dtype, broadcast to this shape, into this tensor's memory. Whoever read the tensor before
+        keeps what it read. A tensor that has no memory yet takes over the value. A view (`x[1:3]`, `x.T`) writes through to
+        its part of the memory, and `x` keeps the old version: use `x[1:3] = value` to change x.
+
+        Errors: ShapeError, DTypeError (nothing is cast), DeviceError.
+
+        >>> x = Tensor([1, 2, 3]).realize()
+        >>> y = x + 0
+        >>> x.assign(Tensor([4, 5, 6])).tolist(), y.tolist()
+        ([4, 5, 6], [1, 2, 3])
+        """
+        new = self._assigned(value)
+        uop = self.uop
+        if new is uop:
+            return self
+        if in_memory(uop):
+            self.uop = uop.after(UOp(Ops.STORE, dtypes.void, (uop, new)))
+            return self
+        chain, base = _view_chain(uop)
+        if chain and in_memory(base):
+            written = base.after(UOp(Ops.STORE, dtypes.void, (uop, new)))
+            for view in chain:
+                written = view.replace(src=(written,))
+            self.uop = written
+        else:
+            self.uop = new
+        return self
+
+    def _assigned(self, value: Any) -> UOp:
+        """The value to assign, checked."""
+        mine = self.uop
+        if isinstance(value, (bool, int, float)):
+            new = UOp.const(value, mine.dtype)
+        else:
+            new = self._of(value).uop
+        if new.dtype is not mine.dtype:
+            raise DTypeError(f"assign {new.dtype} to a {mine.dtype} tensor", because="assign casts nothing",
+                             fix=f"cast the value to {mine.dtype}")
+        check_devices("assign", mine, new)
+        shape = mine.shape
+        if new.shape != shape:
+            padded = (1,) * (len(shape) - len(new.shape)) + new.shape
+            if len(padded) != len(shape) or any(a != b and a != 1 for a, b in zip(padded, shape)):
+                raise ShapeError(f"assign {show_shape(new.shape)} to a tensor of shape {show_shape(shape)}",
+                                 because="the value does not broadcast to the tensor", fix="reshape the value")
+            new = new.reshape(padded).expand(shape)
+        return new
+
+    # ---- settings
+
+    @staticmethod
+    def train(mode: bool = True) -> Context:
+        """A context in which layers behave as in training (`with Tensor.train(): …`); `Tensor.training` tells."""
+        return Context(TRAINING=int(mode))
+
+
+_VIEWS = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.SHRINK, Ops.FLIP})
+
+
+def _view_chain(uop: UOp) -> tuple[list[UOp], UOp]:
+    """The views above a node that lies in memory, innermost first, and that node."""
+    chain: list[UOp] = []
+    while uop.op in _VIEWS and not in_memory(uop):
+        chain.append(uop)
+        uop = uop.src[0]
+    return chain[::-1], uop
+
+
+def _in_plain_memory(uop: UOp) -> bool:
+    while uop.op is Ops.RESHAPE:
+        uop = uop.src[0]
+    return uop.op is Ops.BUFFER
+
+
+def _value_of(size: UOp) -> int:
+    from whit.uop.symbolic import simplify
+    bound = {node: node.src[1] for node in size.toposort() if node.op is Ops.BIND}
+    result = simplify(size.substitute(bound))
+    if result.op is not Ops.CONST:
+        raise ShapeError(f"a size of {show_shape((size,))}", because="it has a variable without a value",
+                         fix="bind the variable before reading the tensor")
+    return int(result.arg)
+
+
+def _rebuild(data: bytes, shape: tuple[int, ...], dtype: DType, device: str, requires_grad: bool | None) -> Tensor:
+    result = Tensor._wrap(buffer_of(memoryview(data), shape, dtype, device))
+    result._requires_grad = requires_grad
+    return result
+
+
+def numpy_dtype(dtype: DType) -> Any:
+    """NumPy's (or ml_dtypes') type of the same layout."""
+    import numpy as np
+    if dtype in (dtypes.bfloat16, *dtypes.fp8s):
+        import ml_dtypes
+        return np.dtype({"bfloat16": ml_dtypes.bfloat16, "fp8e4m3": ml_dtypes.float8_e4m3fn,
+                         "fp8e5m2": ml_dtypes.float8_e5m2}[dtype.name])
+    return np.dtype(dtype.name)
+
+
+def unpack(data: memoryview, dtype: DType) -> list[Any]:
+    """Bytes of a dtype as Python scalars: the inverse of `pack`."""
+    if dtype is dtypes.bfloat16:
+        return [struct.unpack("f", struct.pack("I", bits << 16))[0] for bits in data.cast("H")]
+    if dtype in dtypes.fp8s:
+        return [_decode_fp8(bits, dtype) for bits in data]
+    if dtype is dtypes.float16:
+        return list(struct.unpack(f"{data.nbytes // 2}e", data))
+    return data.cast(dtype.fmt).tolist()
+
+
+def _decode_fp8(bits: int, dtype: DType) -> float:
+    info = FLOAT_INFO[dtype]
+    sign = -1.0 if bits & 0x80 else 1.0
+    exponent, fraction = bits >> info.mantissa & (1 << info.exponent) - 1, bits & (1 << info.mantissa) - 1
+    if info.has_inf and exponent == (1 << info.exponent) - 1:
+        return math.nan if fraction else sign * math.inf
+    if not info.has_inf and bits & 0x7F == 0x7F:
+        return math.nan
+    if exponent == 0:
+        return sign * math.ldexp(fraction, 1 - info.bias - info.mantissa)
+    return sign * math.ldexp((1 << info.mantissa) + fraction, exponent - info.bias - info.mantissa)
 
 
 # ---- nodes of Python data
@@ -164,6 +478,7 @@ def _node_of_array(data: Any, device: str | None) -> UOp:
     if name not in {d.name for d in dtypes.all}:
         raise DTypeError(f"Tensor of a NumPy array of {array_.dtype}", because="whit has no such dtype",
                          fix="convert it with .astype first")
-    copied = np.array(array_, dtype=array_.dtype.newbyteorder("="), order="C", copy=True)
-    data_ = memoryview(copied.reshape(-1).view(np.uint8)) if copied.size else memoryview(b"")
+    native = array_.dtype if array_.dtype.isnative else array_.dtype.newbyteorder("=")
+    copied = np.array(array_, dtype=native, order="C", copy=True)
+    data_ = copied.reshape(-1).view(np.uint8).data if copied.size else memoryview(b"")
     return buffer_of(data_, array_.shape, to_dtype(name), device)
