@@ -50,6 +50,7 @@ class IndexingMixin(RandomMixin):
         selection = self._selection(index)
         if selection.arrays:
             check_devices("index", self.uop, *[array.index for array in selection.arrays])
+            selection.array_shape  # noqa: B018  # raises if they do not broadcast
         return self._wrap(read(self.uop, selection))
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -328,9 +329,10 @@ def max_size(a: Sint, b: Sint) -> Sint:
 def _write_basic(target: UOp, selection: Selection, value: UOp) -> UOp:
     """The next version of `target` with `value` in the basic view: in place if it lies in memory, else composed."""
     value = value.reshape(selection.basic_shape)
-    if in_memory(target) and is_view(selection):
+    memory = memory_below(target)
+    if memory is not None and is_view(selection):
         view = read_basic(target, selection)
-        return target.after(UOp(Ops.STORE, dtypes.void, (view, value)))
+        return memory.after(UOp(Ops.STORE, dtypes.void, (view, value))).reshape(target.shape)
     if selection.is_whole:
         return value.reshape(target.shape)
     here = scalar_shape(UOp.const(True, dtypes.bool), selection.basic_shape)
@@ -338,11 +340,11 @@ def _write_basic(target: UOp, selection: Selection, value: UOp) -> UOp:
     return written.alu(Ops.WHERE, place_basic(value, selection).reshape(target.shape), target)
 
 
-def in_memory(uop: UOp) -> bool:
-    """Whether a node is what AFTER may write: a BUFFER, a RESHAPE of one, or an earlier version of either."""
-    while uop.op is Ops.AFTER:
+def memory_below(uop: UOp) -> UOp | None:
+    """The BUFFER, or the latest version of one, that a node is a RESHAPE of; None if it is anything else."""
+    while uop.op is Ops.RESHAPE:
         uop = uop.src[0]
-    return uop.op is Ops.BUFFER or (uop.op is Ops.RESHAPE and uop.src[0].op is Ops.BUFFER)
+    return uop if uop.op in (Ops.BUFFER, Ops.AFTER) else None
 
 
 def rows_last(u: UOp, axis: int) -> UOp:
