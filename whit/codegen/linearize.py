@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from whit.codegen.access import Address, Dims, Tiles, addresses, choose_vector_axes, is_linear
 from whit.codegen.opts import identity
 from whit.codegen.target import Target
-from whit.uop import AxisType, DType, Op, Ops, UOp, dtypes
+from whit.uop import DType, Op, Ops, UOp, dtypes
 from whit.uop.ops import COMPARE
 from whit.uop.symbolic import linear_form
 
@@ -57,6 +57,9 @@ class _Linearizer:
             for s in node.src:
                 self.uses[s] = self.uses.get(s, 0) + 1
         self.order = self._order(nodes)
+        # float products that only one sum uses are not computed: they become part of that sum's MULACC
+        self.products = {r.src[0] for r in self.groups if r.arg.op is Ops.ADD and r.dtype.is_float and r.src[0].op is Ops.MUL
+                         and self.uses[r.src[0]] == 1} if Ops.MULACC in target.native else set()
 
     # ---- plan: loops and the order of nodes
 
@@ -94,7 +97,7 @@ class _Linearizer:
         """Make the tree of regions: store loops as END nests them, a REDUCE's loop in the deepest loop around its value."""
         for end in self.sink.src:
             region = self.root
-            for r in end.src[1:]:
+            for r in end.src[1:] if end.op is Ops.END else ():
                 if _is_loop(r):
                     region = self._open(r, region)
         for node in reversed(self.order):
@@ -167,7 +170,7 @@ class _Linearizer:
                 self.values[node] = [self.emit(op, node.dtype, (), node.arg)]
             elif node.dtype is dtypes.index:
                 self.index_node(node)
-            elif not self._folds_into_sum(node):
+            elif node not in self.products:
                 self.elementwise(node)
         for end in self.sink.src:
             self.store(end)
@@ -333,13 +336,13 @@ class _Linearizer:
             else:
                 total = self.emit(Ops.STACK, wide, tuple([as_dtype(s, 1) for s in scalars]))
         else:
-            first = self.start(address)
-            steps = tuple([address.stride * lane for lane in range(lanes)])
+            first = self.start(Address(address.terms, 0, scalars=address.scalars))
+            steps = tuple([address.offset + address.stride * lane for lane in range(lanes)])
             if first.op is Ops.CONST:
-                total = UOp.const(tuple([first.arg + step for step in steps]), wide)
+                total = UOp.const(steps, wide)
             else:
                 total = self.broadcast(as_dtype(first, 1), lanes)
-                if address.stride:
+                if any(steps):
                     total = self.emit(Ops.ADD, wide, (total, UOp.const(steps, wide)))
         for value, factor in address.vectors:
             part = as_dtype(value, lanes)
@@ -498,20 +501,6 @@ class _Linearizer:
 
     # ---- reductions
 
-    def _folds_into_sum(self, node: UOp) -> bool:
-        """A float product that only one sum uses is not computed: it becomes part of that sum's MULACC."""
-        return node.op is Ops.MUL and node.dtype.is_float and self.uses[node] == 1 and node in self._summands
-
-    @property
-    def _summands(self) -> set[UOp]:
-        found = self.__dict__.get("_summands_memo")
-        if found is None:
-            found = set()
-            if Ops.MULACC in self.target.native:
-                found = {r.src[0] for r in self.groups if r.arg.op is Ops.ADD and r.dtype.is_float}
-            self.__dict__["_summands_memo"] = found
-        return found
-
     def reduce(self, node: UOp) -> None:
         """All REDUCEs of one loop: registers before it, folds inside, combination after it."""
         group = self.groups[node]
@@ -559,7 +548,7 @@ class _Fold:
     def accumulate(self) -> None:
         """Fold the value at every point of the tile into its accumulator."""
         lin, value = self.lin, self.node.src[0]
-        product = lin._folds_into_sum(value)
+        product = value in lin.products
         columns = [lin.operand(s, self.dims) for s in (value.src if product else (value,))]
         turn = [0] * len(self.state)
         for point, src in enumerate(zip(*columns, strict=True)):
@@ -630,6 +619,3 @@ def _live(items: list[UOp]) -> list[UOp]:
             kept.append(node)
     kept.reverse()
     return kept
-
-
-assert AxisType.UPCAST.is_tile

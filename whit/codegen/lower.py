@@ -133,9 +133,22 @@ def separate_loops(ast: UOp) -> UOp:
                     renamed[r] = UOp(Ops.RANGE, dtypes.index, r.src, RangeArg(uid, r.arg.axis))
                     owners[renamed[r]] = key
                     uid += 1
-            fresh = fresh.substitute(renamed)
+            if renamed:
+                body = _rename_free(fresh.src[0], renamed)
+                fresh = fresh.replace(src=(body, *[renamed.get(r, r) for r in node.src[1:]]))
         new[node] = fresh
     return new[ast]
+
+
+def _rename_free(value: UOp, renamed: dict[UOp, UOp]) -> UOp:
+    """Substitute RANGEs where they are free: a REDUCE below that closes one keeps it."""
+    new: dict[UOp, UOp] = dict(renamed)
+    free = frozenset(renamed)
+    for node in value.toposort(lambda n: n in renamed or not n.ranges & free):
+        if node not in new:
+            bound = not node.ranges & free
+            new[node] = node if bound else node.replace(src=tuple([new[s] for s in node.src]))
+    return new[value]
 
 
 def share_loops(ast: UOp) -> UOp:
@@ -150,7 +163,7 @@ def share_loops(ast: UOp) -> UOp:
         return ast
     groups: dict[Any, list[tuple[tuple[UOp, ...], set[UOp]]]] = {}
     changes: dict[UOp, UOp] = {}
-    for reduce, level in levels.items():
+    for reduce, level in sorted(levels.items(), key=lambda item: [r.arg.uid for r in item[0].src[1:]]):
         ranges = reduce.src[1:]
         key = (level, reduce.ranges, tuple([(r.src[0], r.arg.axis) for r in ranges]))
         reads = {u.src[0] for u in reduce.src[0].toposort() if u.op is Ops.INDEX}
