@@ -340,6 +340,13 @@ def _write_basic(target: UOp, selection: Selection, value: UOp) -> UOp:
     return written.alu(Ops.WHERE, place_basic(value, selection).reshape(target.shape), target)
 
 
+def in_memory(uop: UOp) -> bool:
+    """Whether a node is what AFTER may write: a BUFFER, a RESHAPE of one, or an earlier version of either."""
+    while uop.op is Ops.AFTER:
+        uop = uop.src[0]
+    return uop.op is Ops.BUFFER or (uop.op is Ops.RESHAPE and uop.src[0].op is Ops.BUFFER)
+
+
 def memory_below(uop: UOp) -> UOp | None:
     """The BUFFER, or the latest version of one, that a node is a RESHAPE of; None if it is anything else."""
     while uop.op is Ops.RESHAPE:
