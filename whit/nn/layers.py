@@ -30,7 +30,7 @@ def parameter(value: Tensor) -> Tensor:
 def filled(
     shape: Sequence[int], value: float, dtype: DType = dtypes.float32, device: str | None = None
 ) -> Tensor:
-    """A tensor of one value in memory of its own, which can be assigned in place from the start; runs no kernel."""
+    """A tensor of one value in memory of its own, assignable in place from the start; runs no kernel."""
     data = memoryview(pack([value], dtype) * prod(shape))
     result = Tensor(buffer_of(data, tuple(shape), dtype, device))
     result.requires_grad = False

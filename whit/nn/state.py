@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from whit.helpers import ArgumentError, FileFormatError, WhitError, all_int, prod, round_up
 from whit.tensor import Tensor, hooks, storage
+from whit.tensor.tensor import in_memory
 from whit.uop import DType, UOp, dtypes
 from whit.uop.uop import show_shape
 
@@ -100,16 +101,10 @@ def load_state_dict(
     for name, tensor in own.items():
         if name in state_dict:
             value = state_dict[name].to(tensor.device).cast(tensor.dtype)
-            tensor.assign(value) if _in_memory(tensor.uop) else tensor.replace(value)
+            tensor.assign(value) if in_memory(tensor.uop) else tensor.replace(value)
             loaded.append(tensor)
     if realize and loaded:
         hooks.realize(loaded)
-
-
-def _in_memory(uop: UOp) -> bool:
-    from whit.uop import Ops
-
-    return uop.op is Ops.BUFFER or (uop.op is Ops.RESHAPE and uop.src[0].op is Ops.BUFFER)
 
 
 def _mismatches(own: Mapping[str, Tensor], given: Mapping[str, Tensor], strict: bool) -> list[str]:
