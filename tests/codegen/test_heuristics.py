@@ -1,0 +1,175 @@
+"""Heuristics: always legal, never wrong, and the decisions that speed rests on."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opts_kernels import (
+    AVX512,
+    F32,
+    GROUPS,
+    KERNELS,
+    SCALAR,
+    SSE,
+    buffers_for,
+    column_sum,
+    conv,
+    conv_weight_gradient,
+    elementwise,
+    full_sum,
+    gather,
+    loops,
+    matmul,
+    outputs,
+    param,
+    read,
+    row_sum,
+    softmax,
+    store,
+    transpose,
+)
+
+from whit.codegen.heuristics import choose
+from whit.codegen.opts import Opt, OptKind, apply, axes
+from whit.helpers import Context
+from whit.uop import AxisType, Ops, UOp
+
+TARGETS = [AVX512, SSE, SCALAR, GROUPS]
+
+
+def sizes(ast: UOp, target=AVX512) -> dict[AxisType, list[int]]:
+    """Sizes of the axes by type after the heuristics' opts."""
+    found: dict[AxisType, list[int]] = {}
+    for axis in axes(apply(ast, choose(ast, target), target)):
+        found.setdefault(axis.type, []).append(axis.size)
+    return found
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.key)
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_small_kernels_keep_their_values(name, target):
+    ast = KERNELS[name]()
+    given_buffers = buffers_for(ast)
+    changed = apply(ast, choose(ast, target), target)
+    for want, got in zip(outputs(ast, given_buffers), outputs(changed, given_buffers)):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+
+size = st.sampled_from([1, 2, 3, 5, 7, 8, 13, 16, 17, 24, 31, 32])
+
+
+@settings(max_examples=60, deadline=None)
+@given(m=size, n=size, k=size, left=st.booleans(), right=st.booleans(), target=st.sampled_from(TARGETS))
+def test_matmul_of_any_size(m, n, k, left, right, target):
+    ast = matmul(m, n, k, left, right)
+    c, a, b = buffers_for(ast)
+    got = outputs(apply(ast, choose(ast, target), target), [c, a, b])[0]
+    x = a.reshape(k, m).T if left else a.reshape(m, k)
+    y = b.reshape(n, k).T if right else b.reshape(k, n)
+    np.testing.assert_allclose(got.reshape(m, n), x @ y, rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(m=size, n=size, target=st.sampled_from(TARGETS))
+def test_softmax_of_any_size(m, n, target):
+    ast = softmax(m, n)
+    y, x = buffers_for(ast)
+    got = outputs(apply(ast, choose(ast, target), target), [y, x])[0]
+    e = np.exp(x.reshape(m, n).astype(np.float64))
+    np.testing.assert_allclose(got.reshape(m, n), e / e.sum(1, keepdims=True), rtol=1e-3, atol=1e-6)
+
+
+def test_the_choice_is_the_same_every_time():
+    assert choose(matmul(512, 512, 512), AVX512) == choose(matmul(512, 512, 512), AVX512)
+
+
+def test_noopt():
+    with Context(NOOPT=1):
+        assert choose(matmul(512, 512, 512), AVX512) == ()
+
+
+def test_elementwise_becomes_one_axis_of_vectors():
+    found = sizes(elementwise(64, 32, 128))
+    assert len(found[AxisType.LOOP]) == 1 and found[AxisType.UPCAST] == [64] and found[AxisType.THREAD][0] >= 2
+
+
+def test_prime_sizes_are_masked_vectors():
+    ast = elementwise(1000003)
+    found = sizes(ast)
+    assert found[AxisType.UPCAST][0] % 16 == 0 and AxisType.THREAD in found
+    assert sum(np.prod(found[t]) for t in found if t is AxisType.UPCAST) >= 16
+    assert np.prod([s for v in found.values() for s in v]) < 1000003 * 1.01
+
+
+def test_small_kernels_stay_on_one_thread():
+    assert AxisType.THREAD not in sizes(elementwise(64, 64))
+    assert AxisType.THREAD not in sizes(matmul(16, 16, 16))
+
+
+def test_one_thread_means_no_thread_axis():
+    assert all(o.kind is not OptKind.THREAD for o in choose(elementwise(4096, 4096), SCALAR))
+
+
+def test_matmul_has_a_register_tile():
+    found = sizes(matmul(512, 512, 512))
+    rows, columns = sorted(found[AxisType.UPCAST])
+    assert columns % 16 == 0 and rows >= 4
+    assert 16 <= rows * columns // 16 <= AVX512.vector_registers - 2
+
+
+def test_matmul_of_rows_vectorises_the_sum():
+    found = sizes(matmul(512, 512, 512, right=True))
+    assert any(n % 16 == 0 for n in found[AxisType.UNROLL])
+    assert np.prod(found[AxisType.UPCAST]) >= 9
+
+
+def test_sums_have_several_accumulators():
+    assert sizes(full_sum(1 << 20))[AxisType.UNROLL][0] >= 64
+    assert sizes(row_sum(4096, 512))[AxisType.UNROLL][0] >= 64
+    assert sizes(column_sum(4096, 512))[AxisType.UPCAST][0] % 16 == 0
+
+
+def test_softmax_vectorises_all_three_passes():
+    ast = softmax(4096, 512)
+    found = sizes(ast)
+    assert len(found[AxisType.UNROLL]) == 2 and all(n % 16 == 0 for n in found[AxisType.UNROLL])
+    assert found[AxisType.UPCAST][0] % 16 == 0 and AxisType.THREAD in found
+
+
+def test_convolution_vectorises_rows_of_pixels():
+    ast = conv(128, 32, 32, 24, 24, 5, 5)
+    made = apply(ast, choose(ast, AVX512), AVX512)
+    upcast = [a.size for a in axes(made) if a.type is AxisType.UPCAST]
+    assert max(upcast) in (16, 20, 32) and np.prod(upcast) // 16 >= 8
+
+
+def test_weight_gradient_vectorises_the_sum_over_pixels():
+    found = sizes(conv_weight_gradient(128, 32, 32, 24, 24, 5, 5))
+    assert 16 in found[AxisType.UNROLL] and np.prod(found[AxisType.UPCAST]) >= 16
+
+
+def test_gather_vectorises_inside_of_a_row():
+    assert sizes(gather(1000, 64, 500))[AxisType.UPCAST][0] % 16 == 0
+
+
+def test_transpose_is_correct_and_threaded():
+    assert AxisType.THREAD in sizes(transpose(1024, 1024))
+
+
+def test_symbolic_sizes_are_left_alone():
+    i, j = loops(UOp.variable("n", 1, 4096), 256)
+    p, q = param(0, 4096 * 256), param(1, 4096 * 256)
+    ast = UOp.sink(store(p, i * 256 + j, read(q, i * 256 + j) * 2.0, i, j))
+    chosen = choose(ast, AVX512)
+    assert Opt(OptKind.UPCAST, 1, 64) in chosen
+    made = apply(ast, chosen, AVX512)
+    assert any(a.size is not None and not isinstance(a.size, int) for a in axes(made))
+
+
+def test_axes_that_enter_values_are_not_merged():
+    i, j = loops(8, 16)
+    value = i.lt(j).where(read(param(1, 128), i * 16 + j), UOp.const(0.0, F32))
+    ast = UOp.sink(store(param(0, 128), i * 16 + j, value, i, j))
+    assert all(o.kind is not OptKind.MERGE for o in choose(ast, AVX512))
+    assert not any(u.op is Ops.FLOORDIV for u in apply(ast, choose(ast, AVX512), AVX512).toposort())
