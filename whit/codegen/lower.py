@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from whit.codegen.decompose import decompose
 from whit.codegen.target import Target
 from whit.uop import AxisType, Ops, RangeArg, SpecialArg, UOp, dtypes
 from whit.uop.rewrite import Pass
@@ -256,10 +257,6 @@ def fuse_multiply_add(ast: UOp, target: Target) -> UOp:
 
 
 def _decompose(ast: UOp, target: Target) -> UOp:
-    try:
-        from whit.codegen.decompose import decompose
-    except ImportError:
-        return ast
     return decompose(ast, target)
 
 
