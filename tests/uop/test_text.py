@@ -255,7 +255,7 @@ def test_mutated_text_gives_a_graph_or_an_ir_error(text: str, data: st.DataObjec
     try:
         result = parse(text)
     except IRError as error:
-        assert "\n" not in error.asked and len(str(error)) < 6000
+        assert "\n" not in error.asked and len(str(error)) < 2000
     else:
         assert show(result)
 

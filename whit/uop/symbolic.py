@@ -9,20 +9,30 @@ from __future__ import annotations
 import math
 
 from whit.uop.dtype import dtypes
-from whit.uop.ops import Ops
-from whit.uop.uop import UOp, alu
+from whit.uop.ops import Op, Ops
+from whit.uop.uop import UOp
 
 Linear = tuple[dict[UOp, int], int]  # coefficient of each term, constant
 
 
 def linear_form(u: UOp) -> Linear:
-    """Split an index expression into terms and a constant."""
+    """Split an index expression into terms and a constant. The node keeps the result: do not change it."""
+    if u._linear is not None:
+        return u._linear
+    op = u.op
+    if op is not Ops.ADD and op is not Ops.MUL:
+        return ({}, u.arg) if op is Ops.CONST else ({u: 1}, 0)
     terms: dict[UOp, int] = {}
     constant = 0
     stack: list[tuple[UOp, int]] = [(u, 1)]
     while stack:
         node, factor = stack.pop()
-        if node.op is Ops.ADD:
+        if node._linear is not None:
+            more, extra = node._linear
+            constant += extra * factor
+            for term, count in more.items():
+                terms[term] = terms.get(term, 0) + count * factor
+        elif node.op is Ops.ADD:
             stack.append((node.src[1], factor))
             stack.append((node.src[0], factor))
         elif node.op is Ops.MUL and node.src[1].op is Ops.CONST:
@@ -31,7 +41,11 @@ def linear_form(u: UOp) -> Linear:
             constant += factor * node.arg
         else:
             terms[node] = terms.get(node, 0) + factor
-    return {t: c for t, c in terms.items() if c}, constant
+    if 0 in terms.values():
+        terms = {t: c for t, c in terms.items() if c}
+    if u not in terms:  # a node must not refer to itself
+        u._linear = terms, constant
+    return terms, constant
 
 
 def _order(item: tuple[UOp, int]) -> tuple[int, int, str, bytes]:
@@ -47,6 +61,8 @@ def _order(item: tuple[UOp, int]) -> tuple[int, int, str, bytes]:
 
 def from_linear(terms: dict[UOp, int], constant: int) -> UOp:
     """The canonical sum."""
+    if not terms:
+        return UOp.index(constant)
     items = list(terms.items())
     if len(items) > 1:
         items.sort(key=_order)
@@ -54,9 +70,12 @@ def from_linear(terms: dict[UOp, int], constant: int) -> UOp:
     for term, factor in items:
         part = term if factor == 1 else UOp(Ops.MUL, dtypes.index, (term, UOp.index(factor)))
         total = part if total is None else UOp(Ops.ADD, dtypes.index, (total, part))
-    if total is None:
-        return UOp.index(constant)
-    return total if constant == 0 else UOp(Ops.ADD, dtypes.index, (total, UOp.index(constant)))
+    assert total is not None, "there is at least one term"
+    if constant:
+        total = UOp(Ops.ADD, dtypes.index, (total, UOp.index(constant)))
+    if total._linear is None and total not in terms:
+        total._linear = dict(terms), constant
+    return total
 
 
 def linear_bounds(terms: dict[UOp, int], constant: int) -> tuple[int, int]:
@@ -161,30 +180,64 @@ def simplify_sum(*parts: UOp) -> UOp:
         for term, factor in more.items():
             terms[term] = terms.get(term, 0) + factor
     terms = {t: c for t, c in terms.items() if c}
-    for term in [t for t in terms if t.op is Ops.FLOORMOD and t.src[1].op is Ops.CONST]:
-        divisor = term.src[1].arg
-        quotient = floordiv(term.src[0], divisor)
-        count = terms[term]
-        if terms.get(quotient) == count * divisor:
-            del terms[term], terms[quotient]
-            return simplify_sum(from_linear(terms, constant), term.src[0] * count)
+    if len(terms) > 1:
+        for term in [t for t in terms if _is_remainder(t)]:
+            joined = _join(term, terms)
+            if joined is not None:
+                return simplify_sum(from_linear(terms, constant), joined)
     return from_linear(terms, constant)
+
+
+def _is_remainder(u: UOp) -> bool:
+    return u.op is Ops.FLOORMOD and u.src[1].op is Ops.CONST and bool(u.src[1].arg > 0)
+
+
+def _join(term: UOp, terms: dict[UOp, int]) -> UOp | None:
+    """x % d * c joins with its quotient: with x // d * (c * d) it is x * c, with x // d % e * (c * d) it is
+    x % (d * e) * c. Both are taken out of `terms`; None when there is no partner."""
+    x, divisor, count = term.src[0], term.src[1].arg, terms[term]
+    quotient = floordiv(x, divisor)
+    wanted = count * divisor
+    whole, offset = linear_form(quotient)
+    if whole and all(terms.get(t) == f * wanted for t, f in whole.items()):
+        for t in (term, *whole):
+            del terms[t]
+        return simplify_sum(x * count, UOp.index(-offset * wanted))
+    for other, factor in terms.items():
+        if factor == wanted and _is_remainder(other) and other.src[0] is quotient:
+            del terms[term], terms[other]
+            return floormod(x, divisor * other.src[1].arg) * count
+    return None
 
 
 def simplify(u: UOp) -> UOp:
     """The canonical form of an expression of index arithmetic, comparisons and bools; other nodes keep their
     op but get canonical sources."""
-    memo: dict[UOp, UOp] = {}
-    for node in u.toposort(lambda n: n in memo):
-        src = tuple([memo[s] for s in node.src])
-        memo[node] = _simplify_node(node, src)
-    return memo[u]
+    done = u._canonical
+    if done is None:
+        for node in u.toposort(_is_simplified):
+            if node._canonical is None:
+                src = node.src
+                if src:
+                    src = tuple([s if s._canonical is True else s._canonical for s in src])  # type: ignore[misc]
+                result = _simplify_node(node, src)
+                node._canonical = True if result is node else result
+                if result._canonical is None:
+                    result._canonical = True
+        done = u._canonical
+    return u if done is True else done  # type: ignore[return-value]
+
+
+def _is_simplified(u: UOp) -> bool:
+    return u._canonical is not None
 
 
 def _simplify_node(u: UOp, src: tuple[UOp, ...]) -> UOp:
     op = u.op
     if not src:
         return u
+    if u.shape:  # tensors are not index expressions; folding them would lose their shape
+        return u if src == u.src else UOp(op, u.dtype, src, u.arg)
     if u.dtype is dtypes.index and op.is_elementwise:
         if op is Ops.ADD:
             return simplify_sum(*src)
@@ -207,19 +260,33 @@ def _simplify_node(u: UOp, src: tuple[UOp, ...]) -> UOp:
                 return src[1]
         if op is Ops.CAST and src[0].dtype is dtypes.index:
             return src[0]
-    new = u if src == u.src else UOp(u.op, u.dtype, src, u.arg)
-    if op in _INDEX_COMPARES and src[0].dtype is dtypes.index:
-        return _compare(new)
-    if u.dtype is dtypes.bool and op in (Ops.AND, Ops.OR):
-        return _logic(new)
-    if op is Ops.WHERE:
-        if src[0].op is Ops.CONST:
-            return src[1] if src[0].arg else src[2]
-        if src[1] is src[2]:
-            return src[1]
+        if op is Ops.WHERE:
+            chosen = src[1] if src[1] is src[2] else src[2 - bool(src[0].arg)] if src[0].op is Ops.CONST \
+                else _choice(*src)
+            if chosen is not None:
+                return chosen
+    elif u.dtype is dtypes.bool:
+        found = _simplify_bool(op, src)
+        if found is not None:
+            return found
+    elif op is Ops.WHERE and (src[1] is src[2] or src[0].op is Ops.CONST):
+        return src[1] if src[1] is src[2] or src[0].arg else src[2]
+    new = u if src == u.src else UOp(op, u.dtype, src, u.arg)
     if u.dtype in (dtypes.index, dtypes.bool) and op.is_alu and new.vmin == new.vmax:
         return UOp.const(new.vmin, u.dtype)
     return new
+
+
+def _simplify_bool(op: Op, src: tuple[UOp, ...]) -> UOp | None:
+    if op in _INDEX_COMPARES:
+        return _compare(op, *src) if src[0].dtype is dtypes.index else None
+    if op is Ops.AND:
+        return conjunction(*src) or UOp.const(True, dtypes.bool)
+    if op is Ops.OR:
+        return _or(*src)
+    if op is Ops.XOR and src[1].op is Ops.CONST and src[1].arg is True:
+        return _negation(src[0])
+    return None
 
 
 _INDEX_COMPARES = (Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ, Ops.CMPNE)
@@ -266,34 +333,42 @@ def _factors(term: UOp) -> list[UOp]:
     return [*_factors(term.src[0]), term.src[1]] if term.op is Ops.MUL else [term]
 
 
-def _symbolic_division(op: object, a: UOp, divisor: UOp) -> UOp:
-    """a // d and a % d for a symbolic positive d: terms that contain d as a factor are whole multiples."""
-    if divisor.vmin > 0:
-        terms, constant = linear_form(a)
-        wanted = _factors(divisor)
-        whole: dict[UOp, int] = {}
-        rest: dict[UOp, int] = {}
-        for term, factor in terms.items():
-            left = _factors(term)
-            if all(f in left for f in wanted):
-                for f in wanted:
-                    left.remove(f)
-                quotient = UOp.index(1)
-                for f in left:
-                    quotient = f if quotient.op is Ops.CONST else _product(quotient, f)
-                whole[quotient] = whole.get(quotient, 0) + factor
-            else:
-                rest[term] = factor
-        low, _ = linear_bounds(rest, constant)
-        one = whole.pop(UOp.index(1), 0)
-        if low >= 0 and _always_less(rest, constant, divisor):
-            return from_linear(whole, one) if op is Ops.FLOORDIV else from_linear(rest, constant)
-    return UOp(Ops.FLOORDIV if op is Ops.FLOORDIV else Ops.FLOORMOD, dtypes.index, (a, divisor))
+def _symbolic_division(op: Op, a: UOp, divisor: UOp) -> UOp:
+    """a // d and a % d for any d: constants fold; terms that contain a symbolic positive d as a factor
+    leave."""
+    assert op.meaning is not None
+    if a.op is Ops.CONST and divisor.op is Ops.CONST:
+        return UOp.index(int(op.meaning(a.arg, divisor.arg)))
+    if divisor.vmin <= 0 or divisor.op is Ops.CONST:
+        return UOp(op, dtypes.index, (a, divisor))
+    terms, constant = linear_form(a)
+    wanted = _factors(divisor)
+    whole: dict[UOp, int] = {}
+    rest: dict[UOp, int] = {}
+    for term, factor in terms.items():
+        left = _factors(term)
+        if all(f in left for f in wanted):
+            for f in wanted:
+                left.remove(f)
+            quotient = UOp.index(1)
+            for f in left:
+                quotient = f if quotient.op is Ops.CONST else _product(quotient, f)
+            whole[quotient] = whole.get(quotient, 0) + factor
+        else:
+            rest[term] = factor
+    low, _ = linear_bounds(rest, constant)
+    one = whole.pop(UOp.index(1), 0)
+    inner = from_linear(rest, constant)
+    if low >= 0 and _always_less(rest, constant, divisor):
+        return from_linear(whole, one) if op is Ops.FLOORDIV else inner
+    if op is Ops.FLOORMOD:
+        return UOp(op, dtypes.index, (inner, divisor))
+    return simplify_sum(from_linear(whole, one), UOp(op, dtypes.index, (inner, divisor)))
 
 
 def _always_less(rest: dict[UOp, int], constant: int, divisor: UOp) -> bool:
-    """Whether rest + constant < divisor for certain: by bounds, or because it is a RANGE of just that size.
-    """
+    """Whether rest + constant < divisor for certain: by bounds, or because it is a RANGE of just that
+    size."""
     if linear_bounds(rest, constant)[1] < divisor.vmin:
         return True
     if constant == 0 and len(rest) == 1:
@@ -302,65 +377,191 @@ def _always_less(rest: dict[UOp, int], constant: int, divisor: UOp) -> bool:
     return False
 
 
-def _compare(u: UOp) -> UOp:
-    """Comparisons of index expressions: decide by the bounds of the difference; move the constant to the
-    right."""
-    if u.vmin == u.vmax:
-        return UOp.const(u.vmin, dtypes.bool)
-    terms, constant = linear_form(u.src[0])
-    others, extra = linear_form(u.src[1])
+def _choice(condition: UOp, yes: UOp, no: UOp) -> UOp | None:
+    """where(x < 0, 0, x) and all its relatives are a MAX or a MIN: the condition compares the two
+    branches."""
+    terms, constant = linear_form(yes)
+    difference, other = dict(terms), linear_form(no)
+    for term, factor in other[0].items():
+        difference[term] = difference.get(term, 0) - factor
+    difference, constant = {t: f for t, f in difference.items() if f}, constant - other[1]  # yes - no
+    if not difference:
+        return None
+    opposite = {t: -f for t, f in difference.items()}
+    for op, form, offset in ((Ops.MAX, opposite, -constant), (Ops.MIN, difference, constant)):
+        if condition in (_less(form, -offset), _less(form, 1 - offset)):  # form + offset < 0, or <= 0
+            return UOp(op, dtypes.index, (no, yes) if yes.op is Ops.CONST else (yes, no))
+    return None
+
+
+# ---- conditions --------------------------------------------------------------------------------------------
+
+
+def _less(terms: dict[UOp, int], limit: int) -> UOp:
+    """terms < limit, decided by bounds if they can, else with the common factor divided out."""
+    low, high = linear_bounds(terms, 0)
+    if high < limit:
+        return UOp.const(True, dtypes.bool)
+    if low >= limit:
+        return UOp.const(False, dtypes.bool)
+    common = math.gcd(*terms.values())
+    if common > 1:  # g * t < limit  ==  t < ceil(limit / g)
+        terms, limit = {t: f // common for t, f in terms.items()}, -(-limit // common)
+    return UOp(Ops.CMPLT, dtypes.bool, (from_linear(terms, 0), UOp.index(limit)))
+
+
+def _equal(terms: dict[UOp, int], limit: int, equal: bool) -> UOp:
+    """terms == limit (or !=), decided if it can be, else with the common factor and the sign divided out."""
+    low, high = linear_bounds(terms, 0)
+    common = math.gcd(*terms.values()) if terms else 1
+    if low > limit or high < limit or limit % common:
+        return UOp.const(not equal, dtypes.bool)
+    if low == high:
+        return UOp.const(equal, dtypes.bool)
+    if next(iter(sorted(terms.items(), key=_order)))[1] < 0:
+        common = -common
+    form = from_linear({t: f // common for t, f in terms.items()}, 0)
+    return UOp(Ops.CMPEQ if equal else Ops.CMPNE, dtypes.bool, (form, UOp.index(limit // common)))
+
+
+def _compare(op: Op, a: UOp, b: UOp) -> UOp:
+    """Comparisons of index expressions: the terms to the left, the constant to the right, `<` for every
+    order."""
+    terms, constant = linear_form(a)
+    terms = dict(terms)
+    others, extra = linear_form(b)
     for term, factor in others.items():
         terms[term] = terms.get(term, 0) - factor
-    terms = {t: c for t, c in terms.items() if c}
-    low, high = linear_bounds(terms, 0)
+    if 0 in terms.values():
+        terms = {t: c for t, c in terms.items() if c}
     limit = extra - constant  # terms <op> limit
-    op = u.op
-    if op is Ops.CMPLE:
-        op, limit = Ops.CMPLT, limit + 1
-    if op is Ops.CMPLT:
-        if high < limit:
-            return UOp.const(True, dtypes.bool)
-        if low >= limit:
-            return UOp.const(False, dtypes.bool)
-        common = math.gcd(*terms.values()) if terms else 1
-        if common > 1:  # g * t < limit  ==  t < ceil(limit / g)
-            terms, limit = {t: f // common for t, f in terms.items()}, -(-limit // common)
-    elif low > limit or high < limit or low == high:
-        equal = low == high == limit
-        return UOp.const(equal if op is Ops.CMPEQ else not equal, dtypes.bool)
-    return UOp(op, dtypes.bool, (from_linear(terms, 0), UOp.index(limit)))
+    if op is Ops.CMPLT or op is Ops.CMPLE:
+        return _less(terms, limit + (op is Ops.CMPLE))
+    return _equal(terms, limit, op is Ops.CMPEQ)
 
 
-def _logic(u: UOp) -> UOp:
-    """and/or with constants and repetitions."""
-    absorbing = u.op is Ops.OR
-    a, b = u.src
+def _is_index_compare(u: UOp) -> bool:
+    return u.op in _INDEX_COMPARES and u.src[0].dtype is dtypes.index
+
+
+def _negation(u: UOp) -> UOp | None:
+    """not u, for an index comparison in canonical form."""
+    if not _is_index_compare(u):
+        return None
+    terms, limit = u.src[0], u.src[1].arg
+    if u.op is Ops.CMPLT:  # not (t < c)  ==  -t < 1 - c
+        return _less({t: -f for t, f in linear_form(terms)[0].items()}, 1 - limit)
+    return UOp(Ops.CMPNE if u.op is Ops.CMPEQ else Ops.CMPEQ, dtypes.bool, u.src)
+
+
+def _or(a: UOp, b: UOp) -> UOp | None:
+    """or with constants and repetitions."""
     if a is b:
         return a
     for x, y in ((a, b), (b, a)):
         if x.op is Ops.CONST:
-            return x if bool(x.arg) is absorbing else y
-    return u
+            return x if x.arg else y
+    return None
+
+
+def conditions_of(valid: UOp | None) -> list[UOp]:
+    """The conditions that an AND holds together, each once, in order."""
+    parts: dict[UOp, None] = {}
+    stack = [] if valid is None else [valid]
+    while stack:
+        node = stack.pop()
+        if node.op is Ops.AND and node.dtype is dtypes.bool:
+            stack += [node.src[1], node.src[0]]
+        elif node.op is not Ops.CONST or not node.arg:
+            parts[node] = None
+    return list(parts)
 
 
 def conjunction(*conditions: UOp | None) -> UOp | None:
-    """The and of conditions in canonical form without repetitions; None when nothing remains to be tested."""
-    parts: dict[UOp, None] = {}
-    for condition in conditions:
-        stack = [] if condition is None else [condition]
-        while stack:
-            node = stack.pop()
-            if node.op is Ops.AND and node.dtype is dtypes.bool:
-                stack += [node.src[1], node.src[0]]
-            elif node.op is Ops.CONST and node.arg:
-                continue
-            else:
-                parts[node] = None
+    """The and of canonical conditions: without repetitions, without those that others imply; a constant False
+    when they contradict each other; None when nothing remains to be tested."""
+    parts = list(dict.fromkeys([part for condition in conditions for part in conditions_of(condition)]))
     if not parts:
         return None
+    if len(parts) > 1:
+        parts = _without_implied(parts)
     result: UOp | None = None
     for part in parts:
         if part.op is Ops.CONST:
             return part
-        result = part if result is None else alu(Ops.AND, result, part)
+        result = part if result is None else UOp(Ops.AND, dtypes.bool, (result, part))
     return result
+
+
+def _without_implied(parts: list[UOp]) -> list[UOp]:
+    """Drop `t < c` where another part says t < d <= c, and sums that the bounds of their terms decide."""
+    limits: dict[frozenset[tuple[UOp, int]], int] = {}  # least limit of each linear form
+    for part in parts:
+        if part.op is Ops.CMPLT and _is_index_compare(part) and part.src[1].op is Ops.CONST:
+            form = frozenset(linear_form(part.src[0])[0].items())
+            limits[form] = min(limits.get(form, part.src[1].arg), part.src[1].arg)
+    bounds: dict[UOp, tuple[int, int]] = {}
+    for form, limit in limits.items():
+        opposite = limits.get(frozenset([(t, -f) for t, f in form]))
+        if opposite is not None and limit + opposite <= 1:  # -opposite < t < limit holds for no t
+            return [UOp.const(False, dtypes.bool)]
+        if len(form) == 1:
+            (term, factor), = form
+            low, high = bounds.get(term, term.bounds)
+            bounds[term] = (int(low), min(int(high), limit - 1)) if factor > 0 \
+                else (max(int(low), 1 - limit), int(high))
+    kept: list[UOp] = []
+    for part in parts:
+        if part.op is Ops.CMPLT and _is_index_compare(part) and part.src[1].op is Ops.CONST:
+            terms = linear_form(part.src[0])[0]
+            limit = limits[frozenset(terms.items())]
+            if part.src[1].arg != limit:
+                continue
+            if len(terms) > 1 and sum([bounds.get(t, t.bounds)[f > 0] * f for t, f in terms.items()]) < limit:
+                continue
+        kept.append(part)
+    return kept
+
+
+def simplify_given(u: UOp, valid: UOp | None) -> UOp:
+    """A form of the index expression `u` that equals it wherever the condition `valid` holds; elsewhere it
+    may be anything. Inside of the true part of a padded image 0 <= i + k - 1 < 28, so that (i + k - 1) % 28
+    is i + k - 1."""
+    best = simplify(u)
+    for number, (terms, low, high) in enumerate(_limits(None if valid is None else simplify(valid))):
+        pivot = next((t for t, f in terms.items() if abs(f) == 1), None)
+        if pivot is None or pivot not in best.toposort():
+            continue
+        # name the constrained sum, write the pivot through it, simplify under its bounds, put the sum back
+        name = UOp.variable(f"given {number}", low, high)
+        sign = terms[pivot]
+        others = from_linear({t: -f * sign for t, f in terms.items() if t is not pivot}, 0)
+        found = simplify(best.substitute({pivot: name * sign + others}))
+        found = simplify(found.substitute({name: from_linear(terms, 0)}))
+        if _cost(found) < _cost(best):
+            best = found
+    return best
+
+
+def _limits(valid: UOp | None) -> list[tuple[dict[UOp, int], int, int]]:
+    """Linear forms that a condition bounds more tightly than their terms do: (terms, least, greatest)."""
+    found: dict[frozenset[tuple[UOp, int]], tuple[dict[UOp, int], int, int]] = {}
+    for part in conditions_of(valid):
+        if part.op is not Ops.CMPLT or not _is_index_compare(part) or part.src[1].op is not Ops.CONST:
+            continue
+        terms, limit = linear_form(part.src[0])[0], part.src[1].arg
+        positive = sorted(terms.items(), key=_order)[0][1] > 0
+        if not positive:
+            terms = {t: -f for t, f in terms.items()}
+        form = frozenset(terms.items())
+        _, low, high = found.get(form, (terms, *linear_bounds(terms, 0)))
+        low, high = (low, min(high, limit - 1)) if positive else (max(low, 1 - limit), high)
+        if low <= high:
+            found[form] = terms, low, high
+    return list(found.values())
+
+
+def _cost(u: UOp) -> tuple[int, int]:
+    """Divisions first, then size."""
+    nodes = u.toposort()
+    return sum([n.op in _DIVISIONS or n.op in _INDEX_COMPARES for n in nodes]), len(nodes)

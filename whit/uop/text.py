@@ -317,7 +317,7 @@ class _Line:
                 self.tokens.append((kind, match.group(kind)))
 
     def fail(self, problem: str, expected: str) -> NoReturn:
-        raise IRError(f"line {self.number}: {self.text.strip()[:200]}", because=problem,
+        raise IRError(f"line {self.number}: {self.text.strip()[:200]}", because=problem[:300],
                       fix=f"expected {expected}")
 
     def kind(self) -> str:
