@@ -1,155 +1,208 @@
-"""A tensor-level graph evaluated in NumPy, straight from the meanings in `docs/contracts.md`: no whit compiler is
-involved, so that a wrong graph and a wrong compiler are told apart."""
+"""A second opinion on tensor graphs: NumPy computes what each node says, with none of whit's compiler.
+
+`evaluate(tensor)` gives the value as a NumPy array. WHIT_TEST_DEVICE chooses who computes: "reference" (this file), or a
+device such as "CPU", "PYTHON", "CPU:CLANG".
+"""
 from __future__ import annotations
 
+import os
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from whit import Tensor, dtypes
 from whit.tensor import storage
-from whit.tensor.selection import actual
-from whit.uop import DType, Op, Ops, UOp, dtypes
+from whit.tensor.tensor import numpy_dtype
+from whit.uop import DType, Ops, UOp
 
-NUMPY = {d: np.dtype(d.name) for d in dtypes.all if d.name not in ("bfloat16", "fp8e4m3", "fp8e5m2")} | {
-    dtypes.bfloat16: np.dtype(ml_dtypes.bfloat16), dtypes.fp8e4m3: np.dtype(ml_dtypes.float8_e4m3fn),
-    dtypes.fp8e5m2: np.dtype(ml_dtypes.float8_e5m2), dtypes.index: np.dtype(np.int64)}
+DEVICE = os.environ.get("WHIT_TEST_DEVICE", "reference")
 
 
-def _erf(x: Any) -> Any:
-    import torch
-    return torch.erf(torch.from_numpy(np.asarray(x, np.float64))).numpy()
+def evaluate(tensor: Tensor) -> np.ndarray:
+    """The value of a tensor, from NumPy or from the device that is being tested."""
+    if DEVICE == "reference":
+        return reference(tensor.uop)
+    from whit.helpers import Context
+    with Context(DEV=DEVICE):
+        return tensor.numpy()
 
 
-def _quiet_div(a: Any, b: Any) -> Any:
-    return np.where(b == 0, 0, a // np.where(b == 0, 1, b))
-
-
-def _quiet_mod(a: Any, b: Any) -> Any:
-    return np.where(b == 0, 0, a % np.where(b == 0, 1, b))
-
-
-MEANING: dict[Op, Any] = {
-    Ops.NEG: np.negative, Ops.RECIPROCAL: lambda x: 1 / x, Ops.SQRT: np.sqrt, Ops.EXP2: np.exp2, Ops.LOG2: np.log2,
-    Ops.SIN: np.sin, Ops.ERF: _erf, Ops.TRUNC: np.trunc, Ops.FLOOR: np.floor, Ops.ADD: np.add, Ops.SUB: np.subtract,
-    Ops.MUL: np.multiply, Ops.FDIV: np.divide, Ops.FLOORDIV: _quiet_div, Ops.FLOORMOD: _quiet_mod, Ops.MAX: np.maximum,
-    Ops.MIN: np.minimum, Ops.AND: np.bitwise_and, Ops.OR: np.bitwise_or, Ops.XOR: np.bitwise_xor, Ops.POW: np.power,
-    Ops.CMPLT: np.less, Ops.CMPLE: np.less_equal, Ops.CMPEQ: np.equal, Ops.CMPNE: np.not_equal, Ops.WHERE: np.where,
-    Ops.TRUNCDIV: lambda a, b: np.where(b == 0, 0, np.sign(a) * np.sign(b) * _quiet_div(abs(a), abs(b))),
-    Ops.TRUNCMOD: lambda a, b: np.where(b == 0, 0, np.fmod(a, np.where(b == 0, 1, b))),
-    Ops.MULACC: lambda x, y, z: x * y + z,
-    Ops.SHL: lambda a, b: np.where((b >= 0) & (b < a.dtype.itemsize * 8), a << b, 0),
-    Ops.SHR: lambda a, b: np.where((b >= 0) & (b < a.dtype.itemsize * 8), a >> b, np.where(a < 0, -1, 0)),
-}
-FOLD = {Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.maximum, Ops.MIN: np.minimum}
-
-
-def evaluate(root: UOp) -> Any:
-    """The value of a graph as a NumPy array."""
-    values: dict[UOp, Any] = {}
+def reference(root: UOp) -> np.ndarray:
+    """The value of a tensor-level node."""
+    values: dict[UOp, np.ndarray] = {}
     with np.errstate(all="ignore"):
         for node in root.toposort():
-            if node.op is not Ops.STORE:
-                values[node] = _value(node, values)
+            values[node] = _value(node, [values.get(s) for s in node.src], values)
     return values[root]
 
 
-def _size(size: Any) -> int:
-    value = actual(size)
-    assert value is not None, f"{size} has no value"
-    return value
-
-
-def _value(u: UOp, values: dict[UOp, Any]) -> Any:
-    src = [values.get(s) for s in u.src]
-    dtype = NUMPY.get(u.dtype)
-    if u.op is Ops.CONST:
-        return np.asarray(u.arg, dtype)
-    if u.op is Ops.BUFFER:
-        data = storage.peek(u)
-        assert data is not None, f"{u} has no bytes"
-        return np.frombuffer(data, dtype, u.arg.size)
-    if u.op is Ops.IOTA:
-        return np.arange(u.arg).astype(dtype)
-    if u.op is Ops.VAR:
+def _value(node: UOp, src: list[Any], values: dict[UOp, np.ndarray]) -> Any:
+    op, arg = node.op, node.arg
+    if op is Ops.CONST:
+        return np.array(arg, numpy_dtype(node.dtype)) if node.dtype is not dtypes.index else np.array(arg)
+    if op is Ops.IOTA:
+        return np.arange(size_of(arg)).astype(numpy_dtype(node.dtype))
+    if op is Ops.BUFFER:
+        return _memory(node)
+    if op in (Ops.VAR, Ops.STORE):
         return None
-    if u.op is Ops.BIND:
-        return np.asarray(u.src[1].arg, np.int64)
-    if u.op is Ops.CAST:
-        return _cast(src[0], u.dtype)
-    if u.op is Ops.BITCAST:
-        return src[0].view(dtype)
-    if u.op in MEANING:
-        return np.asarray(MEANING[u.op](*src)).astype(dtype)
-    if u.op is Ops.REDUCE:
-        return _reduce(src[0], u.arg.op, u.arg.axes).astype(dtype)
-    if u.op is Ops.TAKE:
-        return _take(src[0], src[1], u.arg)
-    if u.op is Ops.AFTER:
-        result = np.array(src[0])
-        for store in u.src[1:]:
-            _write(result, store, u.src[0], values)
-        return result
-    return src[0] if u.op in (Ops.CONTIGUOUS, Ops.DETACH, Ops.COPY) else _move(u, src[0])
+    if op is Ops.BIND:
+        return src[1]
+    if op is Ops.AFTER:
+        return _written(node, src[0], values)
+    if op is Ops.REDUCE:
+        return _reduce(arg.op, src[0], arg.axes)
+    if op is Ops.TAKE:
+        return _take(src[0], src[1], arg)
+    if op.is_movement:
+        return _movement(node, src[0])
+    if op in (Ops.CONTIGUOUS, Ops.DETACH, Ops.COPY):
+        return src[0]
+    if op is Ops.CAST:
+        return _cast(src[0], node.dtype)
+    if op is Ops.BITCAST:
+        return src[0].view(numpy_dtype(node.dtype)) if src[0].ndim else src[0].reshape(1).view(numpy_dtype(node.dtype))[0]
+    return _elementwise(node, src)
 
 
-def _cast(x: Any, dtype: DType) -> Any:
-    if x.dtype.kind == "f" and dtype.is_int:  # saturates; NaN gives 0
-        wide = np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=float(dtype.max), neginf=float(dtype.min))
-        return np.array([min(max(int(v), int(dtype.min)), int(dtype.max)) for v in wide.ravel()],
-                        NUMPY[dtype]).reshape(x.shape)
-    return x.astype(NUMPY[dtype])
+def size_of(size: Any) -> int:
+    """A size with its bound variables replaced by their values."""
+    if isinstance(size, int):
+        return size
+    return int(reference(size)) if isinstance(size, UOp) else int(size)
 
 
-def _reduce(x: Any, op: Op, axes: tuple[int, ...]) -> Any:
-    if x.dtype == np.bool_:
-        return (np.logical_and if op in (Ops.MUL, Ops.MIN) else np.logical_or).reduce(x, axis=axes)
-    if op in (Ops.ADD, Ops.MUL):
-        return FOLD[op].reduce(x, axis=axes, dtype=x.dtype)
-    limit = dtypes.float32.max if x.dtype.kind in "fV" else None
-    low = (-limit if limit else np.iinfo(x.dtype).min) if op is Ops.MAX else (limit or np.iinfo(x.dtype).max)
-    return FOLD[op].reduce(x, axis=axes, initial=np.asarray(low, x.dtype))
+def _memory(node: UOp) -> np.ndarray:
+    data = storage.peek(node)
+    if data is None:
+        from whit.engine import buffer_of
+        data = memoryview(buffer_of(node).copyout())
+    return np.frombuffer(data, numpy_dtype(node.dtype), count=node.arg.size) if node.arg.size else \
+        np.empty(0, numpy_dtype(node.dtype))
 
 
-def _take(x: Any, index: Any, axis: int) -> Any:
-    n = x.shape[axis]
-    inside = (index >= 0) & (index < n)
-    shape = (*x.shape[:axis], *index.shape, *x.shape[axis + 1:])
-    if n == 0:
-        return np.zeros(shape, x.dtype)
-    picked = np.take(x, np.where(inside, index, 0).astype(np.int64), axis)
-    return np.where(inside.reshape((*inside.shape, *(1,) * (x.ndim - axis - 1))), picked, np.zeros((), x.dtype))
+def _movement(node: UOp, x: np.ndarray) -> np.ndarray:
+    op, arg = node.op, node.arg
+    if op is Ops.RESHAPE:
+        return x.reshape([size_of(s) for s in arg])
+    if op is Ops.PERMUTE:
+        return x.transpose(arg)
+    if op is Ops.EXPAND:
+        return np.broadcast_to(x, [size_of(s) for s in arg])
+    if op is Ops.PAD:
+        return np.pad(x, [(size_of(a), size_of(b)) for a, b in arg]) if x.ndim else x
+    if op is Ops.SHRINK:
+        return x[tuple(slice(size_of(a), size_of(b)) for a, b in arg)]
+    assert op is Ops.FLIP
+    return np.flip(x, arg)
 
 
-def _move(u: UOp, x: Any) -> Any:
-    if u.op is Ops.RESHAPE:
-        return x.reshape([_size(n) for n in u.arg])
-    if u.op is Ops.PERMUTE:
-        return x.transpose(u.arg)
-    if u.op is Ops.EXPAND:
-        return np.broadcast_to(x, [_size(n) for n in u.arg])
-    if u.op is Ops.PAD:
-        return np.pad(x, [(_size(a), _size(b)) for a, b in u.arg])
-    if u.op is Ops.SHRINK:
-        return x[tuple([slice(_size(a), _size(b)) for a, b in u.arg])]
-    if u.op is Ops.FLIP:
-        return np.flip(x, u.arg)
-    raise NotImplementedError(f"no NumPy meaning of {u.op}")
+def _reduce(op: Any, x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    if op is Ops.ADD:
+        return np.any(x, axis=axes) if x.dtype == bool else np.sum(x, axis=axes, dtype=x.dtype)
+    if op is Ops.MUL:
+        return np.all(x, axis=axes) if x.dtype == bool else np.prod(x, axis=axes, dtype=x.dtype)
+    function = np.max if op is Ops.MAX else np.min
+    if any(x.shape[a] == 0 for a in axes):  # folds to the identity
+        kept = [n for a, n in enumerate(x.shape) if a not in axes]
+        low = x.dtype == bool or np.issubdtype(x.dtype, np.integer)
+        bounds = (False, True) if x.dtype == bool else (np.iinfo(x.dtype).min, np.iinfo(x.dtype).max) if low else (-np.inf, np.inf)
+        return np.full(kept, bounds[0] if op is Ops.MAX else bounds[1], x.dtype)
+    return function(x, axis=axes)
 
 
-def _write(result: Any, store: UOp, target: UOp, values: dict[UOp, Any]) -> None:
-    """Write through the view, by moving the numbers of the target's elements the way that its elements move."""
-    view, value = store.src
-    chain = []
-    while view is not target:
-        chain.append(view)
-        view = view.src[0]
-    places = np.arange(result.size).reshape(result.shape)
-    for node in reversed(chain):
-        places = _move(node, places)
-    result.reshape(-1)[places] = values[value]
+def _take(x: np.ndarray, index: np.ndarray, axis: int) -> np.ndarray:
+    index = index.astype(np.int64)
+    inside = (index >= 0) & (index < x.shape[axis])
+    if not x.shape[axis]:
+        return np.zeros(x.shape[:axis] + index.shape + x.shape[axis + 1:], x.dtype)
+    taken = np.take(x, np.where(inside, index, 0), axis=axis)
+    wide = inside.reshape((1,) * axis + index.shape + (1,) * (x.ndim - axis - 1))
+    return np.where(wide, taken, np.zeros((), x.dtype))
 
 
-def numpy_of(tensor: Any) -> Any:
-    """A tensor's value by this evaluator."""
-    return evaluate(tensor.uop)
+def _written(node: UOp, target: np.ndarray, values: dict[UOp, np.ndarray]) -> np.ndarray:
+    result = target.copy()
+    for store in node.src[1:]:
+        view, value = store.src
+        chain = []
+        while view is not node.src[0]:
+            chain.append(view)
+            view = view.src[0]
+        place = np.arange(target.size).reshape(target.shape)
+        for step in reversed(chain):
+            place = _movement(step, place)
+        result.reshape(-1)[place.reshape(-1)] = values[store.src[1]].reshape(-1)
+    return result
+
+
+def _cast(x: np.ndarray, dtype: DType) -> np.ndarray:
+    kind = numpy_dtype(dtype)
+    if dtype.is_bool:
+        return x != 0
+    if dtype.is_int and x.dtype.kind not in "iub":  # saturates, NaN is 0
+        wide = x.astype(np.float64)
+        low, high = float(dtype.min), float(dtype.max)
+        clipped = np.where(np.isnan(wide), 0, np.clip(wide, low, high))
+        exact = np.where(clipped >= high, 0, clipped).astype(np.int64 if dtype is not dtypes.uint64 else np.uint64)
+        return np.where(clipped >= high, np.array(dtype.max, kind), exact.astype(kind))
+    return x.astype(kind)
+
+
+def _elementwise(node: UOp, src: list[np.ndarray]) -> np.ndarray:
+    shape = np.broadcast_shapes(*[s.shape for s in src])
+    kind = numpy_dtype(node.dtype) if node.dtype is not dtypes.index else np.dtype(np.int64)
+    narrow = node.dtype in (dtypes.bfloat16, *dtypes.fp8s) or src[-1].dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+    if narrow and node.op is not Ops.WHERE:
+        src = [s.astype(np.float32) if s.dtype != bool else s for s in src]
+    return np.broadcast_to(np.asarray(_NUMPY[node.op](*src)).astype(kind), shape)
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    import torch
+    return torch.erf(torch.from_numpy(np.array(x, np.float64))).numpy()
+
+
+def _int_divide(function: Any) -> Any:
+    def divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        safe = np.where(b == 0, np.ones((), b.dtype), b)
+        return np.where(b == 0, np.zeros((), a.dtype), function(a, safe))
+    return divide
+
+
+def _truncated(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    quotient = np.floor_divide(a, b)
+    return quotient + ((np.remainder(a, b) != 0) & ((a < 0) != (b < 0))).astype(a.dtype)
+
+
+def _shift(function: Any, left: bool) -> Any:
+    def shift(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        bits = a.dtype.itemsize * 8
+        ok = (b >= 0) & (b < bits)
+        over = np.zeros((), a.dtype) if left else np.where(a < 0, -1, 0).astype(a.dtype)
+        return np.where(ok, function(a, np.where(ok, b, 0).astype(a.dtype)), over)
+    return shift
+
+
+def _threefry(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
+    assert Ops.THREEFRY.meaning is not None  # the op's own meaning; checked against published vectors in tests/uop
+    f = np.frompyfunc(lambda c, k: Ops.THREEFRY.meaning(int(c), int(k)), 2, 1)
+    return np.asarray(f(counter, key)).astype(np.uint64)
+
+
+def _bools(on_bool: Any, otherwise: Any) -> Any:
+    return lambda a, b: on_bool(a, b) if a.dtype == bool else otherwise(a, b)
+
+
+_NUMPY: dict[Any, Any] = {
+    Ops.NEG: np.negative, Ops.RECIPROCAL: lambda x: np.divide(np.ones((), x.dtype), x), Ops.SQRT: np.sqrt,
+    Ops.EXP2: np.exp2, Ops.LOG2: np.log2, Ops.SIN: np.sin, Ops.ERF: _erf, Ops.TRUNC: np.trunc, Ops.FLOOR: np.floor,
+    Ops.ADD: np.add, Ops.SUB: np.subtract, Ops.MUL: np.multiply, Ops.FDIV: np.divide,
+    Ops.FLOORDIV: _int_divide(np.floor_divide), Ops.FLOORMOD: _int_divide(np.remainder),
+    Ops.TRUNCDIV: _int_divide(_truncated), Ops.TRUNCMOD: _int_divide(np.fmod),
+    Ops.MAX: np.maximum, Ops.MIN: np.minimum, Ops.AND: np.bitwise_and, Ops.OR: np.bitwise_or, Ops.XOR: np.bitwise_xor,
+    Ops.SHL: _shift(np.left_shift, True), Ops.SHR: _shift(np.right_shift, False), Ops.POW: np.power,
+    Ops.THREEFRY: _threefry, Ops.CMPLT: np.less, Ops.CMPLE: np.less_equal, Ops.CMPEQ: np.equal, Ops.CMPNE: np.not_equal,
+    Ops.WHERE: np.where,
+    Ops.MULACC: lambda a, b, c: (a.astype(np.longdouble) * b + c) if a.dtype.kind == "f" else a * b + c,
+}
