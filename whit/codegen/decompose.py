@@ -1,4 +1,4 @@
-"""Turn what a target lacks into what it has: transcendental functions, integer division, wide shifts, threefry, narrow floats.
+"""Turn what a target lacks into what it has: transcendental functions, floor division, threefry, narrow floats.
 
 Runs on a kernel whose tiles are still folded, so that each function is written out once, not once per lane.
 """
@@ -23,9 +23,9 @@ INDEX_SAFE = 1 << 40  # index values within this may be shifted by a multiple of
 def decompose(ast: UOp, target: Target) -> UOp:
     """The kernel with ALU ops of `target.native` only, in dtypes that the target computes in.
 
-    Unless the target is the interpreter (whose ops mean what the op table says in every case), divisors are never 0 or -1 and
-    shift amounts are always within the width afterwards. Casts of floats to integers are left to the renderer, which saturates
-    and turns NaN into 0. CompileError if an op can be expressed neither way.
+    An op is native if the target's renderer gives it the meaning of the op table in every case (division by 0, shifts by
+    the width and more). Casts of floats to integers saturate and turn NaN into 0, in the renderer. CompileError if an op
+    is not native and has no decomposition.
 
     >>> from whit.uop import UOp, dtypes
     >>> x = UOp(Ops.INDEX, dtypes.float32, (UOp(Ops.PARAM, dtypes.float32, (), ParamArg(0, 4)), UOp.index(0)))
@@ -38,7 +38,8 @@ def decompose(ast: UOp, target: Target) -> UOp:
     for node in ast.toposort():
         if node.op in ALU and node.op not in target.native and not _is_basic(node):
             raise CompileError(f"{node.op.name} on {node.dtype} for target {target.key}",
-                               because="it is not native there and has no decomposition", fix="add it to the target's native ops")
+                               because="it is not native there and has no decomposition",
+                               fix="add it to the target's native ops")
     return ast
 
 
@@ -48,11 +49,7 @@ def _is_basic(node: UOp) -> bool:
     return node.op in (Ops.FLOORDIV, Ops.FLOORMOD) and node.dtype is dtypes.index and node.src[0].vmin >= 0
 
 
-def _exact_semantics(target: Target) -> bool:
-    return target.language == "python"
-
-
-# ---- functions -------------------------------------------------------------------------------------------------------
+# ---- functions ---------------------------------------------------------------------------------------------
 
 
 def _function(u: UOp, ctx: Target) -> UOp | None:
@@ -142,7 +139,7 @@ def _round_whole(u: UOp, ctx: Target) -> UOp | None:
     return x.lt(whole).where(whole - 1.0, whole)
 
 
-# ---- bools -----------------------------------------------------------------------------------------------------------
+# ---- bools -------------------------------------------------------------------------------------------------
 
 
 def _add_mul_bool(u: UOp) -> UOp:
@@ -164,95 +161,39 @@ def _cast_to_bool(u: UOp) -> UOp:
     return u.src[0].not_equal(0)
 
 
-# ---- integers --------------------------------------------------------------------------------------------------------
+# ---- integers ----------------------------------------------------------------------------------------------
 
 
-def _excludes(u: UOp, value: int) -> bool:
-    return bool(u.vmin > value or u.vmax < value)
-
-
-def _is_safe_divisor(y: UOp) -> bool:
-    """Neither 0 nor -1: by bounds, or because `_safe_divisor` made it."""
-    if _excludes(y, 0) and (y.dtype.is_unsigned or _excludes(y, -1)):
-        return True
-    if y.op is not Ops.WHERE or y.src[1] is not y.const_like(1):
-        return False
-    return y.src[0] is _bad_divisor(y.src[2])
-
-
-def _bad_divisor(y: UOp) -> UOp:
-    zero = y.equal(0)
-    return zero if y.dtype.is_unsigned else zero | y.equal(-1)
-
-
-def _truncating(u: UOp, ctx: Target) -> UOp | None:
-    """TRUNCDIV and TRUNCMOD: 0 where the divisor is 0; -1 is kept from the hardware, which traps on INT_MIN / -1."""
-    x, y = u.src
-    if u.op is Ops.TRUNCMOD and Ops.TRUNCMOD not in ctx.native:
-        return x - alu(Ops.TRUNCDIV, x, y) * y
-    if _exact_semantics(ctx) or _is_safe_divisor(y):
+def _remainder(u: UOp, ctx: Target) -> UOp | None:
+    """TRUNCMOD by TRUNCDIV; by 0 both are 0."""
+    if Ops.TRUNCMOD in ctx.native:
         return None
-    if y.op is Ops.CONST:
-        return u.const_like(0) if y.arg == 0 or u.op is Ops.TRUNCMOD else alu(Ops.NEG, x)
-    safe = alu(u.op, x, _bad_divisor(y).where(1, y))  # a remainder by 1 is 0, as those by 0 and -1 are
-    if u.op is Ops.TRUNCMOD:
-        return safe
-    if not y.dtype.is_unsigned and not _excludes(y, -1):
-        safe = y.equal(-1).where(alu(Ops.NEG, x), safe)
-    return safe if _excludes(y, 0) else y.equal(0).where(0, safe)
+    x, y = u.src
+    rest = x - alu(Ops.TRUNCDIV, x, y) * y
+    return y.equal(0).where(0, rest)
 
 
 def _flooring(u: UOp, ctx: Target) -> UOp | None:
-    """FLOORDIV and FLOORMOD by truncating ones: one less, or the divisor more, where the signs differ and it is inexact."""
-    if u.op in ctx.native:
-        return None
+    """FLOORDIV and FLOORMOD: of addresses by ones with dividends >= 0, by powers of two as shifts and masks, otherwise by
+    truncating ones: one less, or the divisor more, where the signs differ and it is inexact."""
     x, y = u.src
-    if u.dtype is dtypes.index and y.op is Ops.CONST and y.arg > 0:
-        return _floor_index(u, x, y.arg)
-    if u.dtype is dtypes.index and x.vmin >= 0 and y.vmin > 0:
+    if u.dtype is dtypes.index and y.vmin > 0 and x.vmin >= 0:
+        return None
+    if u.dtype is dtypes.index and y.op is Ops.CONST and y.arg > 0 and min(x.vmin + INDEX_SAFE, INDEX_SAFE - x.vmax) > 0:
+        turns = -(x.vmin // y.arg)
+        moved = alu(u.op, x + turns * y.arg, y)
+        return moved if u.op is Ops.FLOORMOD else moved - turns
+    if y.op is Ops.CONST and y.arg > 0 and y.arg & (y.arg - 1) == 0:
+        return x >> (int(y.arg).bit_length() - 1) if u.op is Ops.FLOORDIV else x & (y.arg - 1)
+    if u.op in ctx.native and u.dtype is not dtypes.index:
         return None
     if u.dtype.is_unsigned or (x.vmin >= 0 and y.vmin >= 0):
         return alu(Ops.TRUNCDIV if u.op is Ops.FLOORDIV else Ops.TRUNCMOD, x, y)
-    if y.op is Ops.CONST and y.arg > 0 and y.arg & (y.arg - 1) == 0:
-        return x >> (y.arg.bit_length() - 1) if u.op is Ops.FLOORDIV else x & (y.arg - 1)
     remainder = alu(Ops.TRUNCMOD, x, y)
     wrong = remainder.not_equal(0) & (remainder ^ y).lt(0)
     if u.op is Ops.FLOORMOD:
         return remainder + wrong.where(y, 0)
     return alu(Ops.TRUNCDIV, x, y) + wrong.where(-1, x.const_like(0))
-
-
-def _floor_index(u: UOp, x: UOp, divisor: int) -> UOp | None:
-    """Addresses stay FLOORDIV and FLOORMOD, so that linearisation still sees their structure; dividends become >= 0."""
-    if x.vmin >= 0:
-        return None
-    if x.vmin < -INDEX_SAFE or x.vmax > INDEX_SAFE:
-        remainder = alu(Ops.TRUNCMOD, x, UOp.index(divisor))
-        below = remainder.lt(0)
-        if u.op is Ops.FLOORMOD:
-            return remainder + below.where(divisor, UOp.index(0))
-        return alu(Ops.TRUNCDIV, x, UOp.index(divisor)) + below.where(-1, UOp.index(0))
-    turns = -(x.vmin // divisor)
-    moved = alu(u.op, x + turns * divisor, UOp.index(divisor))
-    return moved if u.op is Ops.FLOORMOD else moved - turns
-
-
-def _shift(u: UOp, ctx: Target) -> UOp | None:
-    """Amounts outside of 0 … width-1 give 0, or the sign everywhere."""
-    if _exact_semantics(ctx):
-        return None
-    x, y = u.src
-    last = u.dtype.bitsize - 1
-    if y.vmin >= 0 and y.vmax <= last:
-        return None
-    fills = u.op is Ops.SHR and not u.dtype.is_unsigned
-    if y.op is Ops.CONST:
-        return x >> last if fills else u.const_like(0)
-    inside = (y & (-1 - last)).equal(0) if not y.dtype.is_unsigned else y.le(last)
-    within = y & last
-    if fills:
-        return x >> inside.where(within, last)
-    return inside.where(alu(u.op, x, within), 0)
 
 
 def threefry(counter: UOp, key: UOp) -> UOp:
@@ -275,10 +216,13 @@ def _threefry(u: UOp, ctx: Target) -> UOp | None:
     return None if Ops.THREEFRY in ctx.native else threefry(u.src[0], u.src[1])
 
 
-# ---- the rules -------------------------------------------------------------------------------------------------------
+# ---- the rules ---------------------------------------------------------------------------------------------
 
 
-def _on(ops: Op | tuple[Op, ...], function: Callable[..., UOp | None], dtype: DType | None = None) -> tuple[UPat, Callable[..., UOp | None]]:
+Rewrite = Callable[..., UOp | None]
+
+
+def _on(ops: Op | tuple[Op, ...], function: Rewrite, dtype: DType | None = None) -> tuple[UPat, Rewrite]:
     return UPat(ops, dtype, name="u"), function
 
 
@@ -295,7 +239,6 @@ RULES = PatternMatcher([
     _on(Ops.SUB, _subtract),
     _on(Ops.MULACC, _multiply_add),
     _on((Ops.FLOORDIV, Ops.FLOORMOD), _flooring),
-    _on((Ops.TRUNCDIV, Ops.TRUNCMOD), _truncating),
-    _on((Ops.SHL, Ops.SHR), _shift),
+    _on(Ops.TRUNCMOD, _remainder),
     _on(Ops.THREEFRY, _threefry),
 ])

@@ -77,7 +77,7 @@ ERF_LIMITS = {F32: (0.93, 4.0, 0.0), F64: (1.0, 6.0, 3.5)}  # where the small fo
 PI_BITS = 0x3243F6A8885A308D313198A2E03707344A4093822299F31D0082EFA98EC4E6C8  # floor(pi * 2**252)
 SHORT = {F32: 400.0, F64: 1048576.0}  # from here on sin uses all the bits of 2/pi that matter
 
-# ---- small pieces ----------------------------------------------------------------------------------------------------
+# ---- small pieces ------------------------------------------------------------------------------------------
 
 
 def mad(a: UOp, b: UOp | float, c: UOp | float, fma: bool) -> UOp:
@@ -152,7 +152,7 @@ def constant_pair(like: UOp, high: float, low: float) -> Pair:
     return like.const_like(high), like.const_like(low)
 
 
-# ---- exp2 ------------------------------------------------------------------------------------------------------------
+# ---- exp2 --------------------------------------------------------------------------------------------------
 
 
 def _round_exponent(x: UOp, offset: int) -> tuple[UOp, UOp]:
@@ -186,7 +186,7 @@ def _exp2_normal(x: UOp, tail: UOp | None, coefficients: Sequence[float], fma: b
     return mad(horner(fraction, coefficients, fma), fraction, 1.0, fma) * _power_of_two(number, x.dtype)
 
 
-# ---- log2 ------------------------------------------------------------------------------------------------------------
+# ---- log2 --------------------------------------------------------------------------------------------------
 
 
 def _log_special(x: UOp, result: UOp) -> UOp:
@@ -237,7 +237,7 @@ def _log2_pair(x: UOp, correction: UOp, fma: bool) -> Pair:
     return total, error + low
 
 
-# ---- sin -------------------------------------------------------------------------------------------------------------
+# ---- sin ---------------------------------------------------------------------------------------------------
 
 
 def sin(x: UOp, fma: bool) -> UOp:
@@ -358,7 +358,7 @@ def _fraction64(mantissa: UOp, window: list[UOp], fma: bool) -> tuple[UOp, UOp, 
     return r, tail, quadrant
 
 
-# ---- erf -------------------------------------------------------------------------------------------------------------
+# ---- erf ---------------------------------------------------------------------------------------------------
 
 
 def erf(x: UOp, fma: bool) -> UOp:
@@ -373,7 +373,7 @@ def erf(x: UOp, fma: bool) -> UOp:
     return (bits(value) | (bits(x) & sign_mask(dtype))).bitcast(dtype)
 
 
-# ---- pow -------------------------------------------------------------------------------------------------------------
+# ---- pow ---------------------------------------------------------------------------------------------------
 
 
 def pow(x: UOp, y: UOp, fma: bool) -> UOp:

@@ -31,7 +31,7 @@ from whit.uop.uop import cast_value
 
 Scalar: TypeAlias = "bool | int | float"
 
-# ---- elements in memory ----------------------------------------------------------------------------------------------
+# ---- elements in memory ------------------------------------------------------------------------------------
 
 # what a memoryview can hold directly; narrow floats are kept as their bits
 FORMAT = {dtype: dtype.fmt for dtype in dtypes.all if dtype.fmt and dtype is not dtypes.float16} | {dtypes.index: "q"}
@@ -95,7 +95,7 @@ def bitcast(value: Scalar, before: DType, after: DType) -> Scalar:
     return wrap(number, after)
 
 
-# ---- arithmetic ------------------------------------------------------------------------------------------------------
+# ---- arithmetic --------------------------------------------------------------------------------------------
 
 
 def to_odd(value: float, error: float) -> float:
@@ -143,7 +143,7 @@ def convert(value: Scalar, before: DType, after: DType) -> Scalar:
     return cast_value(value, after)
 
 
-# ---- writing the source ----------------------------------------------------------------------------------------------
+# ---- writing the source ------------------------------------------------------------------------------------
 
 
 def to_source(linear: UOp, name: str) -> str:
