@@ -5,7 +5,9 @@ device such as "CPU", "PYTHON", "CPU:CLANG".
 """
 from __future__ import annotations
 
+import math
 import os
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -190,8 +192,17 @@ def _threefry(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
     return np.asarray(f(counter, key)).astype(np.uint64)
 
 
-def _bools(on_bool: Any, otherwise: Any) -> Any:
-    return lambda a, b: on_bool(a, b) if a.dtype == bool else otherwise(a, b)
+def _fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c, rounded once."""
+    if a.dtype.kind != "f":
+        return a * b + c
+
+    def one(x: float, y: float, z: float) -> float:
+        if not (math.isfinite(x) and math.isfinite(y) and math.isfinite(z)):
+            return x * y + z
+        exact = Fraction(x) * Fraction(y) + Fraction(z)
+        return float(exact) if exact else x * y + z
+    return np.asarray(np.frompyfunc(one, 3, 1)(a.astype(float), b.astype(float), c.astype(float))).astype(a.dtype)
 
 
 _NUMPY: dict[Any, Any] = {
@@ -204,5 +215,5 @@ _NUMPY: dict[Any, Any] = {
     Ops.SHL: _shift(np.left_shift, True), Ops.SHR: _shift(np.right_shift, False), Ops.POW: np.power,
     Ops.THREEFRY: _threefry, Ops.CMPLT: np.less, Ops.CMPLE: np.less_equal, Ops.CMPEQ: np.equal, Ops.CMPNE: np.not_equal,
     Ops.WHERE: np.where,
-    Ops.MULACC: lambda a, b, c: (a.astype(np.longdouble) * b + c) if a.dtype.kind == "f" else a * b + c,
+    Ops.MULACC: _fused,
 }

@@ -596,7 +596,7 @@ class ElementwiseMixin(TensorBase):
         sign, x = self._split_sign()
         big = x > (1e4 if x.uop.dtype.itemsize > 2 else 100)
         a = big.where(1, x)
-        near = (a + a * a / ((a * a + 1).sqrt() + 1)).log1p()
+        near = (a * (a / ((a * a + 1).sqrt() + 1) + 1)).log1p()
         return sign * big.where(big.where(x, 1).log() + math.log(2), near)
 
     def acosh(self) -> Self:
@@ -604,7 +604,7 @@ class ElementwiseMixin(TensorBase):
         x = self._float()
         big = x > (1e4 if x.uop.dtype.itemsize > 2 else 100)
         t = big.where(1, x) - 1
-        return big.where(big.where(x, 1).log() + math.log(2), (t + (t * 2 + t * t).sqrt()).log1p())
+        return big.where(big.where(x, 1).log() + math.log(2), (t + t.sqrt() * (t + 2).sqrt()).log1p())
 
     def atanh(self) -> Self:
         """Inverse hyperbolic tangent; NaN beyond ±1."""
