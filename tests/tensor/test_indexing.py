@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tensor.reference import numpy_of
+from tests.tensor.reference import evaluate as numpy_of
 from whit.helpers import ArgumentError, DTypeError, IndexingError, ShapeError
 from whit.tensor import Tensor
 from whit.uop import Ops, UOp
