@@ -96,23 +96,20 @@ def floordiv(u: UOp, divisor: int) -> UOp:
     # (x // a) // b == x // (a * b)
     if u.op is Ops.FLOORDIV and u.src[1].op is Ops.CONST and u.src[1].arg > 0:
         return floordiv(u.src[0], u.src[1].arg * divisor)
-    # (x % (a * b)) // a == (x // a) % b
-    if u.op is Ops.FLOORMOD and u.src[1].op is Ops.CONST and u.src[1].arg > 0 and u.src[1].arg % divisor == 0:
-        return floormod(floordiv(u.src[0], divisor), u.src[1].arg // divisor)
     whole, rest, constant = _split(u, divisor)
     low, high = linear_bounds(rest, constant)
     if low // divisor == high // divisor:
         return from_linear(whole, low // divisor)
     carry, constant = divmod(constant, divisor)
     common = math.gcd(divisor, *rest.values())
+    divided = divisor
     if common > 1:  # (common * r + c) // (common * d) == (r + c // common) // d
-        rest, constant, divisor = {t: f // common for t,
-                                   f in rest.items()}, constant // common, divisor // common
-        if divisor == 1:
-            return simplify_sum(from_linear(whole, carry), from_linear(rest, constant))
-    rest, constant, divisor = _drop_small(rest, constant, divisor)
-    inner = UOp(Ops.FLOORDIV, dtypes.index, (from_linear(rest, constant), UOp.index(divisor)))
-    return simplify_sum(from_linear(whole, carry), inner)
+        rest = {t: f // common for t, f in rest.items()}
+        constant, divided = constant // common, divisor // common
+    rest, constant, divided = _drop_small(rest, constant, divided)
+    if divided == divisor and not whole and carry == 0:
+        return UOp(Ops.FLOORDIV, dtypes.index, (from_linear(rest, constant), UOp.index(divisor)))
+    return simplify_sum(from_linear(whole, carry), floordiv(from_linear(rest, constant), divided))
 
 
 def _drop_small(rest: dict[UOp, int], constant: int, divisor: int) -> tuple[dict[UOp, int], int, int]:
@@ -149,24 +146,25 @@ def floormod(u: UOp, divisor: int) -> UOp:
     # (x % (a * b)) % b == x % b
     if u.op is Ops.FLOORMOD and u.src[1].op is Ops.CONST and u.src[1].arg % divisor == 0:
         return floormod(u.src[0], divisor)
-    _, rest, constant = _split(u, divisor)
+    whole, rest, constant = _split(u, divisor)
     low, high = linear_bounds(rest, constant)
     if low // divisor == high // divisor:
         return from_linear(rest, constant - low // divisor * divisor)
-    constant %= divisor
+    reduced = constant % divisor
     common = math.gcd(divisor, *rest.values())
     if common > 1:  # (common * r + c) % (common * d) == common * ((r + c // common) % d) + c % common
-        outer = floormod(from_linear({t: f // common for t, f in rest.items()}, constant // common),
-                         divisor // common)
-        return simplify_sum(outer * common, UOp.index(constant % common))
+        outer = from_linear({t: f // common for t, f in rest.items()}, reduced // common)
+        return simplify_sum(floormod(outer, divisor // common) * common, UOp.index(reduced % common))
     for step in sorted({abs(f) for f in rest.values()}, reverse=True):
         if step > 1 and divisor % step == 0:  # (g * r + s) % d == g * (r % (d / g)) + s when 0 <= s < g
             small = {t: f for t, f in rest.items() if f % step}
             large = {t: f // step for t, f in rest.items() if f % step == 0}
-            low, high = linear_bounds(small, constant % step)
+            low, high = linear_bounds(small, reduced % step)
             if large and small and low >= 0 and high < step:
-                outer = floormod(from_linear(large, constant // step), divisor // step)
-                return simplify_sum(outer * step, from_linear(small, constant % step))
+                outer = floormod(from_linear(large, reduced // step), divisor // step)
+                return simplify_sum(outer * step, from_linear(small, reduced % step))
+    if whole or reduced != constant:
+        return floormod(from_linear(rest, reduced), divisor)
     return UOp(Ops.FLOORMOD, dtypes.index, (from_linear(rest, constant), UOp.index(divisor)))
 
 
@@ -253,11 +251,7 @@ def _simplify_node(u: UOp, src: tuple[UOp, ...]) -> UOp:
         if op in (Ops.FLOORDIV, Ops.FLOORMOD):
             return _symbolic_division(op, *src)
         if op in (Ops.MAX, Ops.MIN):
-            first, second = src if op is Ops.MAX else src[::-1]
-            if first.vmin >= second.vmax:
-                return src[0]
-            if second.vmin >= first.vmax:
-                return src[1]
+            return _extreme(op, *src)
         if op is Ops.CAST and src[0].dtype is dtypes.index:
             return src[0]
         if op is Ops.WHERE:
@@ -390,8 +384,22 @@ def _choice(condition: UOp, yes: UOp, no: UOp) -> UOp | None:
     opposite = {t: -f for t, f in difference.items()}
     for op, form, offset in ((Ops.MAX, opposite, -constant), (Ops.MIN, difference, constant)):
         if condition in (_less(form, -offset), _less(form, 1 - offset)):  # form + offset < 0, or <= 0
-            return UOp(op, dtypes.index, (no, yes) if yes.op is Ops.CONST else (yes, no))
+            return _extreme(op, yes, no)
     return None
+
+
+def _extreme(op: Op, a: UOp, b: UOp) -> UOp:
+    """MAX or MIN, decided by the bounds if they can; operands in canonical order."""
+    if a is b:
+        return a
+    first, second = (a, b) if op is Ops.MAX else (b, a)
+    if first.vmin >= second.vmax:
+        return a
+    if second.vmin >= first.vmax:
+        return b
+    if a.op is Ops.CONST or (b.op is not Ops.CONST and _order((b, 1)) < _order((a, 1))):
+        a, b = b, a
+    return UOp(op, dtypes.index, (a, b))
 
 
 # ---- conditions --------------------------------------------------------------------------------------------
