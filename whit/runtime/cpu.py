@@ -8,14 +8,17 @@ import ctypes
 import functools
 import os
 import platform
+import shutil
 import struct
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from whit.codegen.target import Target
-from whit.helpers import DeviceError, cpu_threads, human_bytes, round_up
+from whit.helpers import CompileError, DeviceError, cpu_threads, human_bytes, round_up
 from whit.runtime import elf, native, pool
 from whit.runtime.device import Buffer, Device, Launch, Plan, PlanCall, Program
 from whit.uop import Ops, UOp
@@ -196,7 +199,7 @@ def _cache_bytes(level: int, default: int) -> int:
 @functools.lru_cache(None)
 def cpu_target(language: str, compiler: str) -> Target:
     """What this machine's CPU can do."""
-    from whit.renderer import llvm
+    from whit.renderer import c, llvm
     _, flags = native.host()
     wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags
     vector_bytes = 64 if wide else 32 if "avx2" in flags else 16
@@ -207,9 +210,49 @@ def cpu_target(language: str, compiler: str) -> Target:
     if not (arm or "sse4_1" in flags):
         ops -= {Ops.TRUNC, Ops.FLOOR}
     threads, l1, l2 = cpu_threads(), _cache_bytes(1, 32 << 10), _cache_bytes(2, 1 << 20)
-    key = f"cpu-{compiler}-{native.host_key()}-v{llvm.VERSION}-{threads}t-{l1 >> 10}k-{l2 >> 10}k"
+    key = f"cpu-{compiler}-{native.host_key()}-v{(c if language == 'c' else llvm).VERSION}-{threads}t-{l1 >> 10}k-{l2 >> 10}k"
     return Target(key=key, language=language, vector_bytes=vector_bytes, vector_registers=32 if wide or arm else 16,
                   threads=threads, native=ops, l1_bytes=l1, l2_bytes=l2, masked_memory=wide or "avx2" in flags)
+
+
+def has_half() -> bool:
+    """Whether the CPU converts float16 in hardware."""
+    return platform.machine() in ("aarch64", "arm64") or "f16c" in native.host()[1]
+
+
+class CCompiler:
+    """gcc or clang, run on one file at a time in a folder of its own."""
+
+    flags = ("-std=gnu11", "-O2", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fwrapv",
+             "-fno-strict-aliasing", "-ffreestanding", "-fno-builtin", "-fPIC", "-fno-stack-protector",
+             "-fno-asynchronous-unwind-tables", "-fcf-protection=none", "-w", "-x", "c")
+
+    def __init__(self, kind: str) -> None:
+        names = [kind, *[f"{kind}-{version}" for version in range(25, 11, -1)]]
+        self.path = next((path for path in map(shutil.which, names) if path), None)
+        if self.path is None:
+            raise DeviceError(f"device CPU:{kind.upper()}", because=f"there is no {kind} in PATH",
+                              fix=f"install {kind}, or use CPU, which needs no system compiler")
+        state = os.stat(self.path)
+        self.kind, self.key = kind, f"{kind}.{state.st_size:x}.{int(state.st_mtime):x}"
+
+    def compile(self, source: str, name: str) -> bytes:
+        """C text -> a relocatable object. CompileError with the compiler's words if it fails."""
+        flags = [f for f in self.flags if f != "-fcf-protection=none" or platform.machine() == "x86_64"]
+        if self.kind == "gcc":
+            flags += ["-fno-tree-loop-distribute-patterns", "-fno-stack-clash-protection"]
+        try:
+            with tempfile.TemporaryDirectory(prefix="whit-") as folder:
+                output = os.path.join(folder, "kernel.o")
+                result = subprocess.run([str(self.path), *flags, "-c", "-", "-o", output], input=source.encode(),
+                                        capture_output=True, cwd=folder, check=False)
+                if result.returncode == 0:
+                    return Path(output).read_bytes()
+                why = result.stderr.decode(errors="replace").strip()[:2000]
+        except OSError as error:
+            why = str(error)
+        raise CompileError(f"compile kernel {name} with {self.path}", because=f"it failed: {why}",
+                           fix="DEBUG=4 prints the source; DEV=CPU needs no system compiler")
 
 
 class CPUDevice(Device):
@@ -220,7 +263,8 @@ class CPUDevice(Device):
         if kind not in ("", "LLVM", "CLANG", "GCC") and not kind.isdigit():
             raise DeviceError(f"device {name!r}", because="the CPU has no such compiler",
                               fix="use CPU, CPU:LLVM, CPU:CLANG or CPU:GCC")
-        super().__init__(name, cpu_target("llvm", "llvm"))
+        self.compiler = CCompiler(kind.lower()) if kind in ("CLANG", "GCC") else None
+        super().__init__(name, cpu_target("c", self.compiler.key) if self.compiler else cpu_target("llvm", "llvm"))
 
     # ---- memory
 
@@ -247,11 +291,15 @@ class CPUDevice(Device):
     # ---- code
 
     def render(self, linear: UOp, name: str) -> str:
+        if self.compiler is not None:
+            from whit.renderer import c
+            # gcc turns (float)half != 0 into a library call: it gets the bit arithmetic, which it vectorises
+            return c.render(linear, name, half=has_half() and self.compiler.kind != "gcc")
         from whit.renderer import llvm
         return llvm.render(linear, name, half=has_half())
 
     def compile(self, source: str, name: str) -> bytes:
-        return native.compile_ir(source, name)
+        return native.compile_ir(source, name) if self.compiler is None else self.compiler.compile(source, name)
 
     def load(self, binary: bytes, name: str, launch: Launch) -> CPUProgram:
         return CPUProgram(elf.load(binary), name, launch.tasks)
@@ -261,7 +309,5 @@ class CPUDevice(Device):
             return pool.NativePlan(calls)
         return Plan(calls)
 
-
-def has_half() -> bool:
-    """Whether the CPU converts float16 in hardware."""
-    return platform.machine() in ("aarch64", "arm64") or "f16c" in native.host()[1]
+    def disassemble(self, binary: bytes) -> str:
+        return native.disassemble(binary)

@@ -3,6 +3,9 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import shutil
+import subprocess
+import tempfile
 import threading
 from functools import lru_cache
 from typing import Any
@@ -88,16 +91,18 @@ def compile_ir(source: str, name: str) -> bytes:
         return bytes(llvm.machine.emit_object(module))
 
 
-def compile_assembly(source: str) -> str:
-    """LLVM IR text -> assembly text, for people."""
-    with _lock:
-        llvm = _llvm()
-        module = llvm.binding.parse_assembly(source)
-        module.triple = llvm.triple
-        for function in module.functions:
-            if not function.is_declaration:
-                llvm.passes().run(function, llvm.builder)
-        return str(llvm.machine.emit_assembly(module))
+def disassemble(binary: bytes) -> str:
+    """Machine code of an object as text, by objdump or llvm-objdump."""
+    tools = ["objdump", *[f"llvm-objdump-{version}" for version in range(25, 11, -1)], "llvm-objdump"]
+    tool = next((path for path in map(shutil.which, tools) if path), None)
+    if tool is None:
+        return f"{len(binary)} bytes of machine code; install objdump (binutils) to see them"
+    with tempfile.NamedTemporaryFile(suffix=".o") as file:
+        file.write(binary)
+        file.flush()
+        result = subprocess.run([tool, "-d", "--no-show-raw-insn", file.name], capture_output=True, check=False)
+    lines = result.stdout.decode(errors="replace").splitlines()
+    return "\n".join([line for line in lines if ":\t" in line or line.endswith(">:")]) or result.stderr.decode(errors="replace")
 
 
 def load_cached(source: str, name: str) -> elf.Image:
