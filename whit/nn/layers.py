@@ -67,7 +67,7 @@ def _sizes(layer: str, value: Size, count: int) -> tuple[int, ...]:
 def _channels(layer: str, x: Tensor, count: int, axis: int) -> None:
     """The axis of features must be there and have the layer's size: the mistake is reported where it was
     made."""
-    if x.ndim <= axis % max(x.ndim, 1) or x.ndim < abs(axis) or x.shape[axis] != count:
+    if not -x.ndim <= axis < x.ndim or x.shape[axis] != count:
         raise ShapeError(
             f"{layer} of shape {show_shape(x.shape)}",
             because=f"axis {axis} must have size {count}",

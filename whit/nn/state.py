@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from whit.helpers import ArgumentError, FileFormatError, WhitError, all_int, prod, round_up
 from whit.tensor import Tensor, hooks, storage
-from whit.tensor.tensor import in_memory
+from whit.tensor.indexing import in_memory
 from whit.uop import DType, UOp, dtypes
 from whit.uop.uop import show_shape
 
