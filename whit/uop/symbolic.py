@@ -100,6 +100,9 @@ def floordiv(u: UOp, divisor: int) -> UOp:
     low, high = linear_bounds(rest, constant)
     if low // divisor == high // divisor:
         return from_linear(whole, low // divisor)
+    near = _nearest_multiples(rest, constant, divisor)
+    if near is not None:
+        return simplify_sum(from_linear(whole, near[2]), from_linear(near[0], 0))
     carry, constant = divmod(constant, divisor)
     common = math.gcd(divisor, *rest.values())
     divided = divisor
@@ -138,18 +141,33 @@ def _split(u: UOp, divisor: int) -> tuple[dict[UOp, int], dict[UOp, int], int]:
     return whole, rest, constant
 
 
+def _nearest_multiples(rest: dict[UOp, int], constant: int,
+                       divisor: int) -> tuple[dict[UOp, int], dict[UOp, int], int] | None:
+    """(whole, small, quotient) with rest == divisor * whole + small and (small + constant) // divisor always the
+    quotient, or None: factors a little off a multiple of the divisor, as sliding windows have them."""
+    whole = {t: q for t, f in rest.items() if (q := (2 * f + divisor) // (2 * divisor))}
+    if not whole:
+        return None
+    small = {t: f - whole.get(t, 0) * divisor for t, f in rest.items()}
+    low, high = linear_bounds(small, constant)
+    return (whole, small, low // divisor) if low // divisor == high // divisor else None
+
+
 def floormod(u: UOp, divisor: int) -> UOp:
     """u % divisor for a positive constant, in canonical form."""
     assert divisor > 0, f"remainder by {divisor}"
     if divisor == 1:
         return UOp.index(0)
     # (x % (a * b)) % b == x % b
-    if u.op is Ops.FLOORMOD and u.src[1].op is Ops.CONST and u.src[1].arg % divisor == 0:
+    if _is_remainder(u) and u.src[1].arg % divisor == 0:
         return floormod(u.src[0], divisor)
     whole, rest, constant = _split(u, divisor)
     low, high = linear_bounds(rest, constant)
     if low // divisor == high // divisor:
         return from_linear(rest, constant - low // divisor * divisor)
+    near = _nearest_multiples(rest, constant, divisor)
+    if near is not None:
+        return from_linear(near[1], constant - near[2] * divisor)
     reduced = constant % divisor
     common = math.gcd(divisor, *rest.values())
     if common > 1:  # (common * r + c) % (common * d) == common * ((r + c // common) % d) + c % common
@@ -333,6 +351,8 @@ def _symbolic_division(op: Op, a: UOp, divisor: UOp) -> UOp:
     assert op.meaning is not None
     if a.op is Ops.CONST and divisor.op is Ops.CONST:
         return UOp.index(int(op.meaning(a.arg, divisor.arg)))
+    if divisor.op is Ops.CONST and divisor.arg == 0:
+        return divisor
     if divisor.vmin <= 0 or divisor.op is Ops.CONST:
         return UOp(op, dtypes.index, (a, divisor))
     terms, constant = linear_form(a)
