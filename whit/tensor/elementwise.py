@@ -122,11 +122,13 @@ class ElementwiseMixin(TensorBase):
         return self._floor_quotient(self._wrap(a), self._wrap(b))
 
     def _floor_quotient(self, a: Self, b: Self) -> Self:
-        """floor(a / b) of floats such that a == q * b + mod(a, b), as Python and NumPy: the quotient's rounding must not
-        lift it to the next integer."""
-        exact = (a - a.mod(b)) / b
-        nearest = exact._round_half_even()
-        return b.eq(0).where(a / b, nearest)
+        """floor(a / b) of floats such that a == q * b + mod(a, b), as Python and NumPy: from the remainder, so that the
+        rounding of the quotient does not lift it to the next integer."""
+        x, y = a.cast(dtypes.float64), b.cast(dtypes.float64)
+        r = self._float_remainder(x.uop, y.uop)
+        quotient = ((x - r) / y)._round_half_even()
+        wrong_sign = r.ne(0) & ((r < 0) ^ (y < 0))
+        return y.eq(0).where(x / y, wrong_sign.where(quotient - 1, quotient)).cast(a.uop.dtype)
 
     def idiv(self, other: Any) -> Self:
         """x / y rounded towards zero, in the promoted dtype."""
