@@ -25,6 +25,7 @@ from whit.uop.symbolic import linear_form
 
 THREAD_WORK = 50_000  # operations and elements below which a second thread costs more than it brings
 TASK_WORK = 20_000  # the least work of one task
+GATHER = 2.0  # cost of one lane that is loaded or stored by itself, in instructions
 MOST_CODE = 192  # vector instructions in the body of an innermost loop
 
 
@@ -38,6 +39,7 @@ class Access:
     axes: frozenset[int]
     itemsize: int
     is_store: bool
+    weight: float = 1.0  # how often it runs, as a share of how often the scope's body runs
 
     def is_cheap(self, axis: int) -> bool:
         """Whether a vector along `axis` is one load: neighbours, or one element for all lanes."""
@@ -52,7 +54,7 @@ class Scope:
     loops: list[int]  # output axes around it
     reduces: list[int]  # axes that it folds
     accesses: list[Access] = field(default_factory=list)
-    alus: int = 0
+    alus: float = 0.0  # operations of the body; those that run in outer loops only count in part
 
     @property
     def axes(self) -> list[int]:
@@ -79,8 +81,8 @@ class Kernel:
         """How often the scope's body runs."""
         return math.prod(self.size(a) for a in scope.axes)
 
-    def work(self, scope: Scope) -> int:
-        return self.count(scope) * (scope.alus + len(scope.accesses))
+    def work(self, scope: Scope) -> float:
+        return self.count(scope) * (scope.alus + sum([a.weight for a in scope.accesses]))
 
     def apply(self, kind: OptKind, axis: int, amount: int) -> bool:
         """Apply an opt if it is legal."""
@@ -121,12 +123,22 @@ def _scopes(ast: UOp, fixed: set[int]) -> list[Scope]:
                 fixed.update(r.arg.uid for s in node.src for r in s.ranges)
             continue
         scope = Scope(node, sorted(r.arg.uid for r in loops), sorted(r.arg.uid for r in reduces))
-        _fill(scope, fixed)
+        _fill(scope, fixed, {r.arg.uid: int(r.vmax) + 1 for r in (*loops, *reduces)})
         found.append(scope)
     return found
 
 
-def _fill(scope: Scope, fixed: set[int]) -> None:
+def _fill(scope: Scope, fixed: set[int], sizes: dict[int, int]) -> None:
+    """The scope's accesses and operations, each with the share of iterations in which it runs."""
+    nest = {number: depth for depth, number in enumerate(scope.axes)}
+    share = [1.0]  # by depth: iterations of the loops up to there, of all iterations
+    for number in reversed(scope.axes):
+        share.append(share[-1] / max(1, sizes[number]))
+    share.reverse()
+
+    def weight(node: UOp) -> float:
+        return share[max([nest[r.arg.uid] + 1 for r in node.ranges if r.arg.uid in nest], default=0)]
+
     stack, seen = [scope.node.src[0] if scope.node.op is not Ops.STORE else scope.node], set()
     while stack:
         node = stack.pop()
@@ -134,7 +146,7 @@ def _fill(scope: Scope, fixed: set[int]) -> None:
             continue
         seen.add(node)
         if node.op is Ops.INDEX or node.op is Ops.STORE:
-            scope.accesses.append(_access(node, fixed))
+            scope.accesses.append(_access(node, fixed, 1.0 if node.op is Ops.STORE else weight(node)))
             if node.op is Ops.STORE:
                 stack.append(node.src[2])
             continue
@@ -142,12 +154,13 @@ def _fill(scope: Scope, fixed: set[int]) -> None:
             continue
         if node.op is Ops.CAST and node.src[0].dtype is dtypes.index:
             fixed.update(r.arg.uid for r in node.src[0].ranges)
-        scope.alus += node.op.is_alu
+        if node.op.is_alu:
+            scope.alus += weight(node)
         stack += node.src
     scope.alus += scope.node.op is Ops.REDUCE
 
 
-def _access(node: UOp, fixed: set[int]) -> Access:
+def _access(node: UOp, fixed: set[int], weight: float) -> Access:
     terms, _ = linear_form(node.src[1])
     strides: dict[int, int] = {}
     odd: set[int] = set()
@@ -165,7 +178,7 @@ def _access(node: UOp, fixed: set[int]) -> Access:
     fixed |= odd
     dtype = node.src[2].dtype if node.op is Ops.STORE else node.dtype
     axes = frozenset(r.arg.uid for r in node.src[1].ranges)
-    return Access(node, strides, frozenset(odd), axes, dtype.itemsize, node.op is Ops.STORE)
+    return Access(node, strides, frozenset(odd), axes, dtype.itemsize, node.op is Ops.STORE, weight)
 
 
 # ---- 1 merge -----------------------------------------------------------------------------------------------
@@ -214,14 +227,14 @@ def _merge(k: Kernel, outer: int, inner: int) -> None:
 def vector_cost(k: Kernel, scope: Scope, axis: int | None) -> float:
     """Memory instructions of the scope per element when `axis` is the vector; None: no vector."""
     if axis is None:
-        return float(len(scope.accesses) + scope.alus)
+        return sum([a.weight for a in scope.accesses]) + scope.alus
     size, lanes = k.size(axis), k.lanes
     used = min(lanes, size) if k.is_static(axis) else 1
     full = size / ceildiv(size, lanes) / lanes  # share of the lanes that do something
     width = max(1.0, used * full if used == lanes else used)
     cost = scope.alus / width
     for access in scope.accesses:
-        cost += 1 / width if access.is_cheap(axis) else 1.0 if axis not in access.odd else 1.5
+        cost += access.weight * (1 / width if access.is_cheap(axis) else GATHER)
     return cost
 
 
@@ -301,7 +314,7 @@ def tile_cost(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int])
             steps = tile[vector] / width
             number *= steps if access.is_cheap(vector) else steps * width * 0.75
             vector_loads += number
-        loads += number
+        loads += number * access.weight
     registers = k.target.vector_registers
     needed = accumulators + min(vector_loads, 6) + 1
     cycles = max(accumulators * scope.alus * 0.25, loads * 0.5, 4.0) + loads * 0.2 + 1.0
@@ -379,25 +392,47 @@ def order(k: Kernel, scope: Scope) -> None:
         return covered * k.size(outer)
 
     if traffic(second, first) > traffic(first, second):
-        k.apply(OptKind.SWAP, first, second)
+        swap(k, first, second)
 
 
-def thread(k: Kernel, work: int) -> None:
+def nested_work(k: Kernel, order: list[int]) -> float:
+    """Work of all scopes when the LOOPs nest in this order: a reduction runs once per iteration of the loops around the
+    innermost loop that it depends on, so loops that it does not depend on had better be inside."""
+    total = 0.0
+    for scope in k.scopes:
+        depth = max([at + 1 for at, number in enumerate(order) if number in scope.loops], default=0)
+        repeated = math.prod([k.size(n) for n in order[:depth] if n not in scope.loops])
+        total += k.work(scope) * repeated
+    return total
+
+
+def swap(k: Kernel, first: int, second: int) -> bool:
+    """Exchange two LOOPs unless reductions would be computed again and again."""
+    order = [a.number for a in k.table.of_type(AxisType.LOOP)]
+    other = [second if n == first else first if n == second else n for n in order]
+    if nested_work(k, other) > nested_work(k, order) * 1.01 or not k.apply(OptKind.SWAP, first, second):
+        return False
+    for scope in k.scopes:  # numbers are places: what was `first` is now `second`
+        scope.loops = [second if n == first else first if n == second else n for n in scope.loops]
+        for access in scope.accesses:
+            access.axes = frozenset(second if n == first else first if n == second else n for n in access.axes)
+    return True
+
+
+def thread(k: Kernel, work: float) -> None:
     """Cut the outermost loop, or the best one brought there, into tasks."""
     threads = k.target.threads
     loops = [a for a in k.table.of_type(AxisType.LOOP) if isinstance(a.size, int) and a.size > 1]
     loops = [a for a in loops if all(end in a.owners for end in k.table.ast.src)]
     if threads < 2 or work < THREAD_WORK or not loops:
         return
-    most = max(threads, min(work // TASK_WORK, 16 * threads))
-    best = max(loops, key=lambda a: (_balance(_tasks(k, a, most), threads), -a.number))
-    tasks = _tasks(k, best, most)
-    if tasks < 2:
-        return
-    first = k.table.of_type(AxisType.LOOP)[0]
-    if first is not best:
-        k.apply(OptKind.SWAP, first.number, best.number)
-    k.apply(OptKind.THREAD, best.number, tasks)  # SWAP has given `best` the number of the outermost place
+    most = max(threads, min(int(work / TASK_WORK), 16 * threads))
+    for axis in sorted(loops, key=lambda a: (-_balance(_tasks(k, a, most), threads), a.number)):
+        tasks = _tasks(k, axis, most)
+        first = k.table.of_type(AxisType.LOOP)[0]
+        if tasks > 1 and (first is axis or swap(k, first.number, axis.number)):
+            k.apply(OptKind.THREAD, axis.number, tasks)  # SWAP has given it the number of the outermost place
+            return
 
 
 def _balance(tasks: int, threads: int) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from whit.codegen.decompose import decompose
+from whit.codegen.opts import number_axes
 from whit.codegen.target import Target
 from whit.uop import AxisType, Ops, RangeArg, SpecialArg, UOp, dtypes
 from whit.uop.rewrite import Pass
@@ -23,11 +24,12 @@ def prepare(ast: UOp) -> UOp:
     - a RANGE belongs to one loop: REDUCEs that cannot share a loop do not share a RANGE
     - independent REDUCEs over equal ranges that read a common buffer share their RANGEs, hence one loop
     - factors that a sum's ranges do not reach stand outside of it
+    - output RANGEs are numbered as the ENDs nest them
     """
     ast = drop_unit_ranges(ast)
     if sum(u.op is Ops.REDUCE for u in ast.toposort()):
         ast = share_loops(separate_loops(hoist_factors(ast)))
-    return ast
+    return number_axes(ast)
 
 
 def drop_unit_ranges(ast: UOp) -> UOp:

@@ -120,6 +120,22 @@ def axes(ast: UOp) -> list[AxisInfo]:
     return [AxisInfo(u.arg.uid, u.arg.axis, u.src[0].arg if u.src[0].op is Ops.CONST else u.src[0], u) for u in found]
 
 
+def number_axes(ast: UOp) -> UOp:
+    """The kernel with its output RANGEs numbered as its ENDs nest them (the same kernel if they are already).
+
+    Before:  END(STORE(…), j, i)  with i = RANGE(4; LOOP 0), j = RANGE(8; LOOP 1)
+    After:   END(STORE(…), j, i)  with i = RANGE(4; LOOP 1), j = RANGE(8; LOOP 0)
+    """
+    nested: dict[UOp, None] = {}
+    for end in ast.src:
+        if end.op is Ops.END:
+            nested.update(dict.fromkeys(end.src[1:]))
+    uids = [r.arg.uid for r in nested]
+    if uids == sorted(uids):
+        return ast
+    return ast.substitute({r: r.replace(arg=RangeArg(uid, r.arg.axis)) for r, uid in zip(nested, sorted(uids))})
+
+
 # ---- the state between opts --------------------------------------------------------------------------------
 
 
@@ -360,9 +376,10 @@ class _Builder:
         if how == "split":
             assert second is not None
             return self.expression(first) * amount + self.expression(second)
-        if how == "div":
-            return self.expression(first) // amount
-        return self.expression(first) % amount if how == "mod" else self.expression(first)
+        value = self.expression(first)
+        if how == "div" and value.op is Ops.FLOORMOD and value.src[1].op is Ops.CONST:  # an axis merged twice
+            return (value.src[0] // amount) % (value.src[1].arg // amount)  # amount divides it: sizes multiply
+        return value // amount if how == "div" else value % amount if how == "mod" else value
 
     def build(self) -> UOp:
         table, new = self.table, self.new
