@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from whit.uop import DType, Ops, UOp, dtypes
+from whit.uop import AxisType, DType, Ops, ParamArg, UOp, dtypes
 
 NUMPY = {dtypes.bool: np.bool_, dtypes.int8: np.int8, dtypes.int16: np.int16, dtypes.int32: np.int32, dtypes.int64: np.int64,
          dtypes.uint8: np.uint8, dtypes.uint16: np.uint16, dtypes.uint32: np.uint32, dtypes.uint64: np.uint64,
@@ -84,6 +84,18 @@ def evaluate(root: UOp, leaves: dict[UOp, np.ndarray]) -> np.ndarray:
                     if not uses[source] and source not in leaves:
                         del values[source]
     return values[root]
+
+
+def compute(root: UOp, *arrays: np.ndarray) -> np.ndarray:
+    """The value of a graph whose INDEX nodes read the PARAMs of slots 0, 1, … at one index: one lane per array element.
+    Memory of narrow floats is given as their bits."""
+    leaves = {node: arrays[node.src[0].arg.slot] for node in root.toposort() if node.op is Ops.INDEX}
+    return np.broadcast_to(evaluate(root, leaves), arrays[0].shape)
+
+
+def operand(dtype: DType, slot: int = 0) -> UOp:
+    """The read that `compute` gives the array of that slot."""
+    return UOp(Ops.INDEX, dtype, (UOp(Ops.PARAM, dtype, (), ParamArg(slot, 1 << 20)), UOp.range(1 << 20, AxisType.LOOP, 0)))
 
 
 def _apply(node: UOp, src: list[np.ndarray]) -> np.ndarray:
