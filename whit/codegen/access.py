@@ -82,45 +82,50 @@ class Address:
 
 
 def choose_vector_axes(order: Sequence[UOp], target: Target) -> dict[UOp, int]:
-    """Vector axis -> lanes of a piece. An axis earns points where accesses along it are contiguous and loses where they
-    are not, more in deeper loops; two axes that meet in one value cannot both be vectors."""
-    tile: dict[UOp, int] = {}
-    meet: set[frozenset[UOp]] = set()
+    """Vector axis -> lanes of a piece: the axes that save the most instructions, counted over the tile and more in deeper
+    loops. Arithmetic and contiguous accesses shrink to one per piece; other accesses along the axis become a scalar access
+    and an insertion per lane. Two axes that meet in one value cannot both be vectors."""
     size: dict[UOp, int] = {}
-    work: dict[UOp, int] = {}
+    meet: set[frozenset[UOp]] = set()
+    work: list[tuple[UOp, list[UOp], float]] = []
     for node in order:
-        ranges = node.ranges
-        if not ranges:
-            continue
-        mine = [r for r in ranges if r.arg.axis.is_tile]
-        if not mine:
-            continue
-        if len(mine) > 1:
-            meet.add(frozenset(mine))
         op = node.op
-        if op is Ops.INDEX or op is Ops.STORE:
-            terms, _ = linear_form(node.src[1])
-            weight = 8 ** min(3, sum([r.arg.axis is AxisType.REDUCE for r in ranges]))
-            for r in mine:
-                factor = terms.get(r, 0)
-                if abs(factor) == 1:
-                    tile[r] = tile.get(r, 0) + 2 * weight + (op is Ops.STORE)
-                elif factor or any(r in t.ranges for t in terms):
-                    tile[r] = tile.get(r, 0) - weight * 2
-        elif node.dtype is not dtypes.index and op.is_alu:
-            for r in mine:
-                work[r] = work.get(r, 0) + 1
-        itemsize = node.dtype.itemsize if node.dtype.kind in "iuf" else 0
-        for r in mine:
-            size[r] = max(size.get(r, 1), itemsize)
-    chosen: dict[UOp, int] = {}
-    for r in sorted(size, key=lambda r: (-tile.get(r, 0), r.arg.axis, -r.arg.uid)):
-        if tile.get(r, 0) + work.get(r, 0) // 2 < 0 or any(r in m and any(c in m for c in chosen) for m in meet):
+        ranges = node.ranges if op is not Ops.REDUCE else node.ranges | frozenset(node.src[1:]) | node.src[0].ranges
+        tile = [r for r in ranges if r.arg.axis.is_tile]
+        if not tile:
             continue
-        width = _piece(r.src[0].arg, max(1, target.vector_bytes // size[r]))
-        if width > 1:
-            chosen[r] = width
+        if len(tile) > 1:
+            meet.add(frozenset(tile))
+        if node.dtype.kind in "iuf":
+            for r in tile:
+                size[r] = max(size.get(r, 1), node.dtype.itemsize)
+        if op in _MEMORY or op is Ops.REDUCE or (op.is_alu and node.dtype is not dtypes.index):
+            count = float(16 ** min(4, sum([r.arg.axis is AxisType.REDUCE for r in ranges])))
+            for r in tile:
+                count *= r.src[0].arg
+            work.append((node, tile, count))
+    width = {r: _piece(r.src[0].arg, max(1, target.vector_bytes // size[r])) for r in size}
+    gain: dict[UOp, float] = {r: 0.0 for r in size if width[r] > 1}
+    for node, tile, count in work:
+        terms = linear_form(node.src[1])[0] if node.op in _MEMORY else None
+        for r in tile:
+            if r not in gain:
+                continue
+            lanes = width[r]
+            if terms is None or abs(terms.get(r, 0)) == 1:
+                gain[r] += count * (1 - 1 / lanes)
+            elif terms.get(r) or any(r in t.ranges for t in terms):
+                gain[r] -= count
+            else:  # only the mask depends on the axis
+                gain[r] += count * (1 - 1 / lanes) / 2
+    chosen: dict[UOp, int] = {}
+    for r in sorted(gain, key=lambda r: (-gain[r], r.arg.axis, -r.arg.uid)):
+        if gain[r] > 0 and not any(r in m and any(c in m for c in chosen) for m in meet):
+            chosen[r] = width[r]
     return chosen
+
+
+_MEMORY = frozenset({Ops.INDEX, Ops.STORE})
 
 
 def _piece(size: int, lanes: int) -> int:
