@@ -70,7 +70,8 @@ def test_transposed_convolutions_are_torchs(data: Any) -> None:
     assume(all((n - 1) * s - 2 * p + d * (k - 1) + e + 1 > 0
                for n, s, p, d, k, e in zip(size, stride, padding, dilation, kernel, extra)))
     expected = conv(xt, wt, None, stride, padding, extra, groups, dilation)
-    close(x_.conv_transpose2d(w_, None, groups, tuple(stride), tuple(dilation), tuple(padding), tuple(extra)), expected)
+    close(x_.conv_transpose2d(w_, None, groups, tuple(stride), tuple(dilation), tuple(padding), tuple(extra)),
+          expected)
 
 
 def test_paddings() -> None:
@@ -87,11 +88,13 @@ def test_paddings() -> None:
 
 def test_bad_convolutions() -> None:
     x, w = Tensor(values(1, 2, 5, 5)), Tensor(values(3, 2, 3, 3))
-    for bad in (lambda: x.conv2d(w, groups=2), lambda: x[0, 0].conv2d(w), lambda: x.conv2d(Tensor(values(3, 2, 6, 6))),
+    for bad in (lambda: x.conv2d(w, groups=2), lambda: x[0, 0].conv2d(w),
+                lambda: x.conv2d(Tensor(values(3, 2, 6, 6))),
                 lambda: x.conv2d(w, Tensor(values(2))), lambda: x.conv1d(w), lambda: x.conv_transpose2d(w)):
         with pytest.raises(ShapeError):
             bad()
-    for worse in (lambda: x.conv2d(w, stride=0), lambda: x.conv2d(w, padding="full"), lambda: x.conv2d(w, padding="same", stride=2),
+    for worse in (lambda: x.conv2d(w, stride=0), lambda: x.conv2d(w, padding="full"),
+                  lambda: x.conv2d(w, padding="same", stride=2),
                   lambda: x.conv2d(w, stride=(1, 1, 1))):
         with pytest.raises(ArgumentError):
             worse()
@@ -108,11 +111,13 @@ def test_pools_are_torchs(data: Any) -> None:
     dilation = data.draw(st.integers(1, 2))
     padding = tuple(data.draw(st.integers(0, k // 2)) for k in kernel)
     ceil_mode = data.draw(st.booleans())
-    size = [data.draw(st.integers(max(1, dilation * (k - 1) + 1 - 2 * p), 8)) for k, p in zip(kernel, padding)]
+    size = [data.draw(st.integers(max(1, dilation * (k - 1) + 1 - 2 * p), 8)) for k,
+            p in zip(kernel, padding)]
     x = values(2, 2, *size)
     (x_,), (xt,) = both(x)
     expected, places = F.max_pool2d(xt, kernel, stride, padding, dilation, ceil_mode, return_indices=True)
-    assume(bool(torch.isfinite(expected).all()))  # torch gives windows of nothing but padding an arbitrary index
+    # of a window of nothing but padding torch gives an arbitrary index
+    assume(bool(torch.isfinite(expected).all()))
     got, indices = x_.max_pool2d(kernel, stride, dilation, padding, ceil_mode, return_indices=True)
     close(got, expected)
     np.testing.assert_array_equal(numpy_of(indices), places.numpy())
@@ -148,15 +153,16 @@ def test_softmaxes(axis: int) -> None:
     close(x.log_softmax(axis), xt.log_softmax(axis))
     close(x.softmin(axis), F.softmin(xt, axis))
     half = Tensor(values(3, 4, 5, dtype=np.float16))
-    assert half.softmax(axis).dtype is dtypes.float16 and half.softmax(axis, dtype="float32").dtype is dtypes.float32
+    assert half.softmax(axis).dtype is dtypes.float16
+    assert half.softmax(axis, dtype="float32").dtype is dtypes.float32
     big = Tensor([1000.0, 1000.0, -np.inf])
     np.testing.assert_allclose(numpy_of(big.softmax()), [0.5, 0.5, 0.0])
 
 
 def test_normalisations() -> None:
-    (x, w, b), (xt, wt, bt) = both(values(2, 3, 4, 5) * 3 + 1, values(5), values(5))
+    (x, w), (xt, wt) = both(values(2, 3, 4, 5) * 3 + 1, values(5))
     close(x.layernorm(), F.layer_norm(xt, (5,)))
-    close(x.layernorm((-2, -1)) , F.layer_norm(xt, (4, 5)))
+    close(x.layernorm((-2, -1)), F.layer_norm(xt, (4, 5)))
     close(x.rms_norm(w), F.rms_norm(xt, (5,), wt, 1e-6))
     close(x.normalize(), F.normalize(xt))
     close(x.normalize(1.5, -1), F.normalize(xt, 1.5, -1))
@@ -169,7 +175,8 @@ def test_normalisations() -> None:
 
 def test_layernorm_of_a_large_mean() -> None:
     x = (values(4, 64) + 1e4).astype(np.float32)
-    close(Tensor(x).layernorm(), F.layer_norm(torch.from_numpy(x).double(), (64,)).float(), rtol=2e-2, atol=2e-3)
+    close(Tensor(x).layernorm(), F.layer_norm(torch.from_numpy(x).double(), (64,)).float(), rtol=2e-2,
+          atol=2e-3)
 
 
 # ---- attention and dropout ---------------------------------------------------------------------------------
@@ -178,8 +185,10 @@ def test_layernorm_of_a_large_mean() -> None:
 def test_attention() -> None:
     (q, k, v), (qt, kt, vt) = both(values(2, 4, 5, 8), values(2, 4, 7, 8), values(2, 4, 7, 3))
     close(q.scaled_dot_product_attention(k, v), F.scaled_dot_product_attention(qt, kt, vt))
-    close(q.scaled_dot_product_attention(k, v, is_causal=True), F.scaled_dot_product_attention(qt, kt, vt, is_causal=True))
-    close(q.scaled_dot_product_attention(k, v, scale=0.3), F.scaled_dot_product_attention(qt, kt, vt, scale=0.3))
+    close(q.scaled_dot_product_attention(k, v, is_causal=True),
+          F.scaled_dot_product_attention(qt, kt, vt, is_causal=True))
+    close(q.scaled_dot_product_attention(k, v, scale=0.3),
+          F.scaled_dot_product_attention(qt, kt, vt, scale=0.3))
     mask = rng.random((5, 7)) > 0.3
     mask[:, 0] = True
     bias = values(2, 1, 5, 7)
@@ -222,7 +231,8 @@ def test_cross_entropy(reduction: str, shape: tuple[int, ...], smoothing: float)
     weight = abs(values(5))
     shares = rng.random(shape)
     (x_, y_, w_, s_), (xt, yt, wt, st_) = both(x, labels, weight, shares)
-    close(x_.cross_entropy(y_, reduction, smoothing), F.cross_entropy(xt, yt, reduction=reduction, label_smoothing=smoothing))
+    close(x_.cross_entropy(y_, reduction, smoothing), F.cross_entropy(xt, yt, reduction=reduction,
+                                                                      label_smoothing=smoothing))
     close(x_.cross_entropy(y_, reduction, smoothing, w_),
           F.cross_entropy(xt, yt, wt, reduction=reduction, label_smoothing=smoothing))
     if reduction == "mean":

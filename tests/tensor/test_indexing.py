@@ -65,9 +65,9 @@ def indexed(draw: Any) -> tuple[tuple[int, ...], Any, Any]:
             for_whit.append(for_numpy[-1])
         elif kind == "mask":
             mask = np.array(draw(st.lists(st.booleans(), min_size=size, max_size=size)))
-            if common not in ((), (1,)) and int(mask.sum()) not in (1, common[-1]):
-                mask = np.arange(size) == 0
-            elif common in ((), (1,)) and any(isinstance(item, np.ndarray) and item.ndim for item in for_numpy):
+            others = any(isinstance(item, np.ndarray) and item.ndim for item in for_numpy)
+            fits = not others if common in ((), (1,)) else int(mask.sum()) in (1, common[-1])
+            if not fits:
                 mask = np.arange(size) == 0
             for_numpy.append(mask)
             for_whit.append(mask if draw(st.booleans()) else mask.tolist())
@@ -79,7 +79,8 @@ def indexed(draw: Any) -> tuple[tuple[int, ...], Any, Any]:
                                             max_size=int(np.prod(common))))).reshape(common)
             for_numpy.append(values)
             dtype = draw(st.sampled_from([np.int8, np.int32, np.int64]))
-            for_whit.append({"tensor": lambda v=values, d=dtype: Tensor(v.astype(d)), "array": lambda v=values: v,
+            for_whit.append({"tensor": lambda v=values, d=dtype: Tensor(v.astype(d)),
+                             "array": lambda v=values: v,
                              "list": lambda v=values: v.tolist()}[kind]())
         axis += 1
     return shape, tuple(for_numpy), tuple(for_whit)
@@ -196,8 +197,10 @@ def test_variables_index_and_slice() -> None:
 
 
 @pytest.mark.parametrize("index, error", [
-    (3, IndexingError), (-4, IndexingError), ((0, 0, 0), IndexingError), ((..., ...), IndexingError), ("a", IndexingError),
-    (1.5, IndexingError), ([0, 3], IndexingError), ([[0], [1, 2]], IndexingError), ([True, False], IndexingError),
+    (3, IndexingError), (-4, IndexingError), ((0, 0, 0), IndexingError), ((..., ...), IndexingError),
+                                          ("a", IndexingError),
+    (1.5, IndexingError), ([0, 3], IndexingError), ([[0], [1, 2]], IndexingError),
+                                          ([True, False], IndexingError),
     (slice(0, 1, 0), IndexingError), ([True, 1], IndexingError), (np.array([0.5]), IndexingError),
 ])
 def test_bad_indices(index: Any, error: type[Exception]) -> None:
@@ -245,7 +248,8 @@ def test_gather_is_torchs(case: Any) -> None:
 def test_scatter_reduce_is_torchs(case: Any, reduce: str, include_self: bool) -> None:
     x, dim, index = case
     source = (np.arange(index.size).reshape(index.shape) + 2).astype(x.dtype)
-    expected = torch.from_numpy(x).scatter_reduce(dim, torch.from_numpy(index), torch.from_numpy(source), reduce,
+    expected = torch.from_numpy(x).scatter_reduce(dim, torch.from_numpy(index), torch.from_numpy(source),
+                                                  reduce,
                                                   include_self=include_self).numpy()
     got = Tensor(x).scatter_reduce(dim, Tensor(index), Tensor(source), reduce, include_self)
     np.testing.assert_allclose(numpy_of(got), expected, rtol=1e-6)
@@ -276,7 +280,8 @@ def test_index_add_copy_select(case: Any) -> None:
     t, i, s = torch.from_numpy(x), torch.from_numpy(row), torch.from_numpy(source)
     np.testing.assert_allclose(numpy_of(Tensor(x).index_add(dim, Tensor(row), Tensor(source), alpha=2)),
                                t.index_add(dim, i, s, alpha=2).numpy())
-    np.testing.assert_array_equal(numpy_of(Tensor(x).index_select(dim, Tensor(row))), t.index_select(dim, i).numpy())
+    np.testing.assert_array_equal(numpy_of(Tensor(x).index_select(dim, Tensor(row))),
+                                  t.index_select(dim, i).numpy())
     expected = x.copy()
     for k, target in enumerate(row):
         np.moveaxis(expected, dim, 0)[target] = np.moveaxis(source, dim, 0)[k]
@@ -286,7 +291,8 @@ def test_index_add_copy_select(case: Any) -> None:
 def test_take_and_along_dim() -> None:
     x = np.array([[3, 1, 2], [9, 7, 8]])
     order = np.argsort(x, 1)
-    np.testing.assert_array_equal(numpy_of(Tensor(x).take_along_dim(Tensor(order), 1)), np.take_along_axis(x, order, 1))
+    np.testing.assert_array_equal(numpy_of(Tensor(x).take_along_dim(Tensor(order), 1)),
+                                  np.take_along_axis(x, order, 1))
     np.testing.assert_array_equal(numpy_of(Tensor(x).take_along_dim(Tensor(order[:1]), 1)),
                                   np.take_along_axis(x, order[:1], 1))
     np.testing.assert_array_equal(numpy_of(Tensor(x).take(Tensor([5, -6]))), np.take(x, [5, -6]))
@@ -298,7 +304,8 @@ def test_take_and_along_dim() -> None:
 
 def test_one_hot_and_masks() -> None:
     labels = np.array([[0, 2], [1, 5]], np.uint8)
-    np.testing.assert_array_equal(numpy_of(Tensor(labels).one_hot(3)), np.eye(6, dtype=np.int32)[labels][..., :3])
+    np.testing.assert_array_equal(numpy_of(Tensor(labels).one_hot(3)),
+                                  np.eye(6, dtype=np.int32)[labels][..., :3])
     x = Tensor([1.0, 2.0])
     assert numpy_of(x.masked_fill(x > 1, -1)).tolist() == [1.0, -1.0]
 

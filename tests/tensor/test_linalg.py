@@ -49,21 +49,28 @@ def test_narrow_floats_accumulate_in_float32() -> None:
     a = rng.standard_normal((3, 4000)).astype(np.float16)
     b = rng.standard_normal((4000, 2)).astype(np.float16)
     expected = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float16)
-    np.testing.assert_allclose(numpy_of(Tensor(a) @ Tensor(b)).astype(float), expected.astype(float), rtol=1e-3)
+    np.testing.assert_allclose(numpy_of(Tensor(a) @ Tensor(b)).astype(float), expected.astype(float),
+                               rtol=1e-3)
     c, d = a.astype(ml_dtypes.bfloat16), b.astype(ml_dtypes.bfloat16)
     expected = (c.astype(np.float64) @ d.astype(np.float64)).astype(ml_dtypes.bfloat16)
-    np.testing.assert_allclose(numpy_of(Tensor(c) @ Tensor(d)).astype(float), expected.astype(float), rtol=1e-2)
+    np.testing.assert_allclose(numpy_of(Tensor(c) @ Tensor(d)).astype(float), expected.astype(float),
+                               rtol=1e-2)
     assert (Tensor(a).matmul(Tensor(b), dtype=dtypes.float32)).dtype is dtypes.float32
     assert (Tensor(a) @ Tensor(b.astype(np.float32))).dtype is dtypes.float32
 
 
 @pytest.mark.parametrize("formula, shapes", [
-    ("ij,jk->ik", [(2, 3), (3, 4)]), ("ij,jk", [(2, 3), (3, 4)]), ("ba", [(2, 3)]), ("ii", [(3, 3)]), ("ii->i", [(3, 3)]),
-    ("ijij->ji", [(2, 3, 2, 3)]), ("i,j->ij", [(2,), (3,)]), ("i,i->", [(3,), (3,)]), ("ij->", [(2, 3)]), ("ij->j", [(2, 3)]),
-    ("...ij,...jk->...ik", [(2, 1, 2, 3), (5, 3, 4)]), ("...ii->...i", [(2, 3, 3)]), ("i...->...", [(2, 3, 4)]),
+    ("ij,jk->ik", [(2, 3), (3, 4)]), ("ij,jk", [(2, 3), (3, 4)]), ("ba", [(2, 3)]), ("ii", [(3, 3)]),
+                                             ("ii->i", [(3, 3)]),
+    ("ijij->ji", [(2, 3, 2, 3)]), ("i,j->ij", [(2,), (3,)]), ("i,i->", [(3,), (3,)]), ("ij->", [(2, 3)]),
+                                             ("ij->j", [(2, 3)]),
+    ("...ij,...jk->...ik", [(2, 1, 2, 3), (5, 3, 4)]), ("...ii->...i", [(2, 3, 3)]),
+                                             ("i...->...", [(2, 3, 4)]),
     ("bhid,bhjd->bhij", [(2, 3, 4, 5), (2, 3, 6, 5)]), ("ij,jk,kl->il", [(2, 3), (3, 4), (4, 5)]),
-    ("ij,ij,ij->i", [(2, 3), (2, 3), (2, 3)]), ("abc,bad->dc", [(2, 3, 4), (3, 2, 5)]), ("ij,jk->k", [(2, 3), (3, 4)]),
-    ("a...b,b...->a...", [(2, 3, 4), (4, 3)]), (" i j , j -> i ", [(2, 3), (3,)]), ("ij,k->ij", [(2, 3), (4,)]),
+    ("ij,ij,ij->i", [(2, 3), (2, 3), (2, 3)]), ("abc,bad->dc", [(2, 3, 4), (3, 2, 5)]),
+                                             ("ij,jk->k", [(2, 3), (3, 4)]),
+    ("a...b,b...->a...", [(2, 3, 4), (4, 3)]), (" i j , j -> i ", [(2, 3), (3,)]),
+                                             ("ij,k->ij", [(2, 3), (4,)]),
     ("...,...", [(2, 3), (3,)]), ("xi,xi,yi->yx", [(2, 3), (2, 3), (4, 3)]),
 ])
 def test_einsum_is_numpys(formula: str, shapes: list[tuple[int, ...]]) -> None:
@@ -88,12 +95,14 @@ def test_random_einsums(data: Any) -> None:
 def test_outer_inner_tensordot() -> None:
     a, b = values((2, 3, 4)), values((4, 3, 5))
     np.testing.assert_array_equal(numpy_of(Tensor(a).tensordot(Tensor(b), 1)), np.tensordot(a, b, 1))
-    np.testing.assert_array_equal(numpy_of(Tensor(a).tensordot(Tensor(b), ([1, 2], [1, 0]))), np.tensordot(a, b, ([1, 2], [1, 0])))
+    np.testing.assert_array_equal(numpy_of(Tensor(a).tensordot(Tensor(b), ([1, 2], [1, 0]))),
+                                  np.tensordot(a, b, ([1, 2], [1, 0])))
     np.testing.assert_array_equal(numpy_of(Tensor(a).tensordot(Tensor(b), 0)), np.tensordot(a, b, 0))
     c = values((2, 5, 4))
     np.testing.assert_array_equal(numpy_of(Tensor(a).inner(Tensor(c))), np.inner(a, c))
     np.testing.assert_array_equal(numpy_of(Tensor(a).outer(Tensor(c))), np.outer(a, c))
-    np.testing.assert_array_equal(numpy_of(Tensor(a[0, 0]).inner(Tensor(c[0, 0]))), np.inner(a[0, 0], c[0, 0]))
+    np.testing.assert_array_equal(numpy_of(Tensor(a[0, 0]).inner(Tensor(c[0, 0]))),
+                                  np.inner(a[0, 0], c[0, 0]))
 
 
 @pytest.mark.parametrize("offset", [-4, -1, 0, 2, 5])

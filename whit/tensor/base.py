@@ -185,8 +185,9 @@ class TensorBase:
         except AttributeError:
             raise ShapeError(f"{what}: axis {axis!r}", because="an axis is a whole number", fix="pass an int") from None
         if not -ndim <= number < max(ndim, 0):
-            if ndim == 0 and number in (0, -1):
-                raise ShapeError(f"{what}: axis {number} of a scalar", because="shape () has no axes", fix="reshape it to (1,) first")
+            if ndim == 0:
+                raise ShapeError(f"{what}: axis {number} of a scalar", because="shape () has no axes",
+                                 fix="reshape it to (1,) first")
             raise ShapeError(f"{what}: axis {number} of shape {show_shape(self.uop.shape)}",
                              because=f"axes run from {-ndim} to {ndim - 1}", fix="choose one of these")
         return number + ndim if number < 0 else number
