@@ -80,7 +80,7 @@ def load(binary: bytes) -> Image:
         sections, total = _read_sections(binary)
         memory = bytearray(total)
         for section in sections:
-            if section.place >= 0 and section.type == _PROGBITS:
+            if section.place >= 0:
                 memory[section.place:section.place + section.size] = \
                     binary[section.file_offset:section.file_offset + section.size]
         base = map_memory(len(memory))
@@ -118,8 +118,8 @@ def _read_sections(binary: bytes) -> tuple[list[Section], int]:
         if flags & _ALLOC and length and text != ".eh_frame":
             if flags & _WRITE:
                 raise _bad(f"it has writable data in {text}")
-            if kind == _PROGBITS and offset + length > len(binary):
-                raise _bad(f"section {text} ends after the file")
+            if kind != _PROGBITS or offset + length > len(binary) or align > _PAGE:
+                raise _bad(f"section {text} is of type {kind}, ends after the file or wants {align} bytes of alignment")
             place = round_up(end, max(1, align))
             end = place + length
         sections.append(Section(text, kind, flags, offset, length, link, info, place))
@@ -157,6 +157,9 @@ def _relocate(binary: bytes, sections: list[Section], symbols: list[tuple[int | 
             if address is None:
                 raise CompileError("load a kernel", because=f"it calls {name or 'something'} that it does not define",
                                    fix="report this kernel: generated code must not call a library")
+            width = 8 if info & 0xFFFFFFFF in _WIDE else 4
+            if offset + width > sections[section.info].size:
+                raise _bad(f"a relocation lies outside of {sections[section.info].name}")
             place = sections[section.info].place + offset
             apply(memory, place, info & 0xFFFFFFFF, address + addend, base + place)
 
@@ -201,4 +204,5 @@ def _relocate_arm(memory: bytearray, place: int, kind: int, value: int, here: in
     memory[place:place + 4] = (word & 0xFFFFFFFF).to_bytes(4, "little")
 
 
+_WIDE = (1, 24, 257)  # relocations of eight bytes
 _ARM_LOW12 = {277: 0, 278: 0, 284: 1, 285: 2, 286: 3, 299: 4}
