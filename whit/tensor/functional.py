@@ -1,4 +1,5 @@
-"""The functions of neural networks: convolution, pooling, normalisation, attention, dropout, losses, resizing."""
+"""The functions of neural networks: convolution, pooling, normalisation, attention, dropout, losses,
+resizing."""
 from __future__ import annotations
 
 import math
@@ -55,20 +56,22 @@ class FunctionalMixin(LinalgMixin):
                padding: Any = 0, dtype: DType | str | None = None) -> Self:
         """Cross-correlation over as many spatial axes as the weight has (1, 2, 3, …).
 
-        Shapes: (n, groups * c, *size), weight (groups * r, c, *kernel), bias (groups * r,) -> (n, groups * r, *out). n may be
-        missing. padding: a number, one an axis, two an axis (last axis first), pairs, "same" or "valid".
+        Shapes: (n, groups * c, *size), weight (groups * r, c, *kernel), bias (groups * r,) -> (n, groups * r,
+        *out). n may be missing. padding: a number, one an axis, two an axis (last axis first), pairs, "same"
+        or "valid".
         Dtypes: promoted; narrow floats accumulate in float32. Errors: ShapeError, ArgumentError.
 
         >>> Tensor.ones(1, 1, 3, 3).conv2d(Tensor.ones(1, 1, 2, 2)).tolist()
         [[[[4.0, 4.0], [4.0, 4.0]]]]
         """
         x, w, single = self._conv_operands("conv2d", weight)
-        out = self._wrap(convolve(x, w, groups, stride, dilation, padding, None if dtype is None else to_dtype(dtype)))
-        return _finish_conv(out, bias, single)
+        wanted = None if dtype is None else to_dtype(dtype)
+        return self._finish_conv(convolve(x, w, groups, stride, dilation, padding, wanted), bias, single)
 
-    def conv_transpose2d(self, weight: Any, bias: Any = None, groups: int = 1, stride: Size = 1, dilation: Size = 1,
-                         padding: Any = 0, output_padding: Size = 0) -> Self:
-        """The transposed convolution (the gradient of `conv2d` for its input), over any number of spatial axes.
+    def conv_transpose2d(self, weight: Any, bias: Any = None, groups: int = 1, stride: Size = 1,
+                         dilation: Size = 1, padding: Any = 0, output_padding: Size = 0) -> Self:
+        """The transposed convolution (the gradient of `conv2d` for its input), over any number of spatial
+        axes.
 
         Shapes: (n, groups * c, *size), weight (groups * c, r, *kernel) -> (n, groups * r, *out) with
         out = (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1.
@@ -77,15 +80,16 @@ class FunctionalMixin(LinalgMixin):
         [[[[1.0, 1.0], [1.0, 1.0]]]]
         """
         x, w, single = self._conv_operands("conv_transpose2d", weight)
-        out = self._wrap(convolve_transposed(x, w, groups, stride, dilation, padding, output_padding))
-        return _finish_conv(out, bias, single)
+        out = convolve_transposed(x, w, groups, stride, dilation, padding, output_padding)
+        return self._finish_conv(out, bias, single)
 
     def _conv_operands(self, what: str, weight: Any) -> tuple[UOp, UOp, bool]:
         w, x = self._of(weight).uop, self.uop
         count = w.ndim - 2
         if count < 1 or x.ndim not in (count + 1, count + 2):
             raise ShapeError(f"{what} of {show_shape(x.shape)} with weight {show_shape(w.shape)}",
-                             because=f"a weight with {max(count, 0)} spatial axes needs an input with {max(count, 0) + 2}",
+                             because=f"a weight with {max(count, 0)} spatial axes needs an input with "
+                                     f"{max(count, 0) + 2}",
                              fix="give both a channel axis and the input a batch axis")
         single = x.ndim == count + 1
         if single:
@@ -93,6 +97,19 @@ class FunctionalMixin(LinalgMixin):
         common = promote(x.dtype, w.dtype)
         check_devices(what, x, w)
         return x.cast(common), w.cast(common), single
+
+    def _finish_conv(self, result: UOp, bias: Any, single: bool) -> Self:
+        """Add the bias to each output channel; drop the batch axis that was added."""
+        out = self._wrap(result)
+        if bias is not None:
+            bias = self._of(bias)
+            if bias.shape != (out.shape[1],):
+                raise ShapeError(
+                    f"convolution with {out.shape[1]} outputs and a bias of shape {show_shape(bias.shape)}",
+                    because="it takes one number for each output channel",
+                    fix=f"reshape it to ({out.shape[1]},)")
+            out = out.add(bias.reshape(-1, *(1,) * (out.ndim - 2)))
+        return self._wrap(out.uop.reshape(out.uop.shape[1:])) if single else out
 
     def conv1d(self, weight: Any, bias: Any = None, groups: int = 1, stride: Size = 1, dilation: Size = 1,
                padding: Any = 0) -> Self:
@@ -104,14 +121,14 @@ class FunctionalMixin(LinalgMixin):
         """`conv2d` for three spatial axes."""
         return self._with_rank("conv3d", weight, 5).conv2d(weight, bias, groups, stride, dilation, padding)
 
-    def conv_transpose1d(self, weight: Any, bias: Any = None, groups: int = 1, stride: Size = 1, dilation: Size = 1,
-                         padding: Any = 0, output_padding: Size = 0) -> Self:
+    def conv_transpose1d(self, weight: Any, bias: Any = None, groups: int = 1, stride: Size = 1,
+                         dilation: Size = 1, padding: Any = 0, output_padding: Size = 0) -> Self:
         """`conv_transpose2d` for one spatial axis."""
         return self._with_rank("conv_transpose1d", weight, 3).conv_transpose2d(
             weight, bias, groups, stride, dilation, padding, output_padding)
 
-    def conv_transpose3d(self, weight: Any, bias: Any = None, groups: int = 1, stride: Size = 1, dilation: Size = 1,
-                         padding: Any = 0, output_padding: Size = 0) -> Self:
+    def conv_transpose3d(self, weight: Any, bias: Any = None, groups: int = 1, stride: Size = 1,
+                         dilation: Size = 1, padding: Any = 0, output_padding: Size = 0) -> Self:
         """`conv_transpose2d` for three spatial axes."""
         return self._with_rank("conv_transpose3d", weight, 5).conv_transpose2d(
             weight, bias, groups, stride, dilation, padding, output_padding)
@@ -119,18 +136,21 @@ class FunctionalMixin(LinalgMixin):
     def _with_rank(self, what: str, weight: Any, rank: int) -> Self:
         shape = self._of(weight).uop.shape
         if len(shape) != rank:
-            raise ShapeError(f"{what} with a weight of shape {show_shape(shape)}", because=f"the weight must have {rank} axes",
+            raise ShapeError(f"{what} with a weight of shape {show_shape(shape)}",
+                             because=f"the weight must have {rank} axes",
                              fix="reshape the weight")
         return self
 
     # ---- pooling
 
-    def avg_pool2d(self, kernel_size: Size = (2, 2), stride: Size | None = None, dilation: Size = 1, padding: Any = 0,
+    def avg_pool2d(self, kernel_size: Size = (2, 2), stride: Size | None = None, dilation: Size = 1,
+                   padding: Any = 0,
                    ceil_mode: bool = False, count_include_pad: bool = True) -> Self:
-        """The mean of each window over the last axes, as many as kernel_size has entries (an int means two). Floats.
+        """The mean of each window over the last axes, as many as kernel_size has entries (an int means two).
+        Floats.
 
-        stride None: kernel_size. ceil_mode: also a last window that is only partly filled. count_include_pad: padding counts
-        as zeros; False: means are over what is there.
+        stride None: kernel_size. ceil_mode: also a last window that is only partly filled. count_include_pad:
+        padding counts as zeros; False: means are over what is there.
 
         >>> Tensor([[1.0, 2.0], [3.0, 6.0]]).avg_pool2d(2).tolist()
         [[3.0]]
@@ -138,11 +158,14 @@ class FunctionalMixin(LinalgMixin):
         p = pooling("avg_pool2d", self.uop.shape, kernel_size, stride, dilation, padding, ceil_mode)
         return self._wrap(average_pool(self._wide().uop, p, count_include_pad))._narrow(self.dtype)
 
-    def max_pool2d(self, kernel_size: Size = (2, 2), stride: Size | None = None, dilation: Size = 1, padding: Any = 0,
+    def max_pool2d(self, kernel_size: Size = (2, 2), stride: Size | None = None, dilation: Size = 1,
+                   padding: Any = 0,
                    ceil_mode: bool = False, return_indices: bool = False) -> Any:
-        """The maximum of each window over the last axes, as many as kernel_size has entries (an int means two). Any dtype.
+        """The maximum of each window over the last axes, as many as kernel_size has entries (an int means
+        two). Any dtype.
 
-        return_indices: also the flat position of each maximum in the spatial axes (int32), for `max_unpool2d`.
+        return_indices: also the flat position of each maximum in the spatial axes (int32), for
+        `max_unpool2d`.
 
         >>> Tensor([[1, 2], [3, 6]]).max_pool2d(2).tolist()
         [[6]]
@@ -153,9 +176,11 @@ class FunctionalMixin(LinalgMixin):
             return self._wrap(out)
         return self._wrap(out), self._wrap(max_pool_indices(self.uop, out, p))
 
-    def max_unpool2d(self, indices: Any, kernel_size: Size = (2, 2), stride: Size | None = None, dilation: Size = 1,
+    def max_unpool2d(self, indices: Any, kernel_size: Size = (2, 2), stride: Size | None = None,
+                     dilation: Size = 1,
                      padding: Any = 0, output_size: Sequence[int] | None = None) -> Self:
-        """Put maxima back where `max_pool2d` found them, zeros elsewhere. output_size: the spatial sizes (or the whole shape)."""
+        """Put maxima back where `max_pool2d` found them, zeros elsewhere. output_size: the spatial sizes (or
+        the whole shape)."""
         kernel = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
         count = len(kernel)
         p = pooling("max_unpool2d", (*kernel,), kernel, stride, dilation, 0, False)
@@ -203,14 +228,16 @@ class FunctionalMixin(LinalgMixin):
         return self._axes(axis, "softmax")
 
     def _shifted(self, axis: int) -> tuple[Self, Self]:
-        """(x - max, max) in a wide float; no gradient flows through the maximum, on which the results do not depend."""
+        """(x - max, max) in a wide float; no gradient flows through the maximum, on which the results do not
+        depend."""
         x = self._wide()
         axes = self._softmax_axis(axis)
         peak = self._wrap(_keep(x.uop, x.uop.reduce(Ops.MAX, axes), axes).detach())
         return x - peak, peak
 
     def layernorm(self, axis: int | tuple[int, ...] = -1, eps: float = 1e-5) -> Self:
-        """(x - mean) / sqrt(variance + eps) over the axes, computed in float32 or wider (Ba, Kiros and Hinton 2016).
+        """(x - mean) / sqrt(variance + eps) over the axes, computed in float32 or wider (Ba, Kiros and Hinton
+        2016).
 
         >>> Tensor([1.0, 3.0]).layernorm(eps=0).tolist()
         [-1.0, 1.0]
@@ -231,17 +258,18 @@ class FunctionalMixin(LinalgMixin):
         scaled = (x * (square + eps).rsqrt())._narrow(self.dtype)
         return scaled if weight is None else scaled * weight
 
-    def batchnorm(self, weight: Any, bias: Any, mean: Any, invstd: Any, axis: int | tuple[int, ...] = 1) -> Self:
-        """(x - mean) * invstd * weight + bias, where these have one entry for each index of `axis` (Ioffe and Szegedy 2015);
-        weight and bias may be None. An invstd with x's rank is used as it is."""
+    def batchnorm(self, weight: Any, bias: Any, mean: Any, invstd: Any,
+                  axis: int | tuple[int, ...] = 1) -> Self:
+        """(x - mean) * invstd * weight + bias, where these have one entry for each index of `axis` (Ioffe and
+        Szegedy 2015); weight and bias may be None. An invstd with x's rank is used as it is."""
         x = self._wide()
         axes = self._axes(axis, "batchnorm")
         shape = tuple([size if i in axes else 1 for i, size in enumerate(self.shape)])
 
-        def channels(value: Any) -> Self:
+        def channels(value: Any) -> Any:
             return self._of(value)._wide().reshape(*shape)
 
-        result = x - channels(mean)
+        result: Self = x - channels(mean)
         if weight is not None:
             result = result * channels(weight)
         inverse = self._of(invstd)._wide()
@@ -269,14 +297,15 @@ class FunctionalMixin(LinalgMixin):
     # ---- attention and dropout
 
     def dropout(self, p: float = 0.5) -> Self:
-        """While training (`Tensor.train()` or Context(TRAINING=1)) each element becomes 0 with probability p and the others are
-        scaled by 1 / (1 - p); otherwise x itself.
+        """While training (`Tensor.train()` or Context(TRAINING=1)) each element becomes 0 with probability p
+        and the others are scaled by 1 / (1 - p); otherwise x itself.
 
         >>> Tensor([1.0, 2.0]).dropout(0.5).tolist()
         [1.0, 2.0]
         """
         if not 0 <= p <= 1:
-            raise ArgumentError(f"dropout with p={p}", because="it is a probability", fix="use a number from 0 to 1")
+            raise ArgumentError(f"dropout with p={p}", because="it is a probability",
+                                fix="use a number from 0 to 1")
         if not TRAINING or p == 0:
             return self
         if p == 1:
@@ -284,23 +313,28 @@ class FunctionalMixin(LinalgMixin):
         keep = self.rand_like(dtype=dtypes.float32) >= p
         return keep.where(self * (1 / (1 - p)), 0.0)
 
-    def scaled_dot_product_attention(self, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-                                     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Self:
-        """softmax(q @ kᵀ * scale + mask) @ v (Vaswani et al. 2017). Scores and softmax are in float32 or wider.
+    def scaled_dot_product_attention(self, key: Any, value: Any, attn_mask: Any = None,
+                                     dropout_p: float = 0.0,
+                                     is_causal: bool = False, scale: float | None = None,
+                                     enable_gqa: bool = False) -> Self:
+        """softmax(q @ kᵀ * scale + mask) @ v (Vaswani et al. 2017). Scores and softmax are in float32 or
+        wider.
 
-        Shapes: q (…, h, l, d), k (…, h, s, d), v (…, h, s, e) -> (…, h, l, e). scale: 1 / sqrt(d) unless given. attn_mask: bool
-        (True takes part) or a float that is added, broadcast to (…, h, l, s). is_causal: position i sees 0 … i.
-        enable_gqa: k and v may have a divisor of h heads, each shared by a group of queries.
+        Shapes: q (…, h, l, d), k (…, h, s, d), v (…, h, s, e) -> (…, h, l, e). scale: 1 / sqrt(d) unless
+        given. attn_mask: bool (True takes part) or a float that is added, broadcast to (…, h, l, s).
+        is_causal: position i sees 0 … i. enable_gqa: k and v may have a divisor of h heads, each shared by a
+        group of queries.
         """
         key, value = self._of(key), self._of(value)
         if enable_gqa:
             key, value = self._shared_heads(key), self._shared_heads(value)
         if is_causal and attn_mask is not None:
-            raise ArgumentError("scaled_dot_product_attention with is_causal and attn_mask", because="only one can say what is seen",
+            raise ArgumentError("scaled_dot_product_attention with is_causal and attn_mask",
+                                because="only one can say what is seen",
                                 fix="put the causal part into the mask")
         common = promote(self.dtype, key.dtype)
         wide = dtypes.float32 if common in NARROW else common
-        factor = scale if scale is not None else 1 / math.sqrt(self._known_size(-1, "scaled_dot_product_attention"))
+        factor = 1 / math.sqrt(self._known_size(-1)) if scale is None else scale
         scores = self.matmul(key.transpose(-2, -1), dtype=wide) * factor  # (…, h, l, s)
         if is_causal:
             rows = iota(scores.shape[-2], dtypes.int32).reshape((scores.shape[-2], 1))
@@ -312,10 +346,11 @@ class FunctionalMixin(LinalgMixin):
         weights = scores.softmax(-1).cast(common).dropout(dropout_p)
         return weights.matmul(value)
 
-    def _known_size(self, axis: int, what: str) -> int:
+    def _known_size(self, axis: int) -> int:
         size = self.shape[axis]
         if not isinstance(size, int):
-            raise ShapeError(f"{what} of shape {show_shape(self.shape)}", because="the size of the last axis is symbolic",
+            raise ShapeError(f"attention with queries of shape {show_shape(self.shape)}",
+                             because="the size of the last axis is symbolic",
                              fix="pass scale=")
         return size
 
@@ -323,7 +358,8 @@ class FunctionalMixin(LinalgMixin):
         """Each head of k or v repeated for the queries that share it."""
         mine, theirs = self.shape[-3], other.shape[-3]
         if mine % theirs:
-            raise ShapeError(f"attention with {mine} query heads and {theirs} key heads", because="the groups would not be equal",
+            raise ShapeError(f"attention with {mine} query heads and {theirs} key heads",
+                             because="the groups would not be equal",
                              fix="use a number of query heads that the key heads divide")
         return other if mine == theirs else other.repeat_interleave(mine // theirs, -3)
 
@@ -337,13 +373,15 @@ class FunctionalMixin(LinalgMixin):
             return self._wrap(self.uop.reduce(Ops.ADD, axes))
         if reduction == "mean":
             return self._wrap(self.uop.reduce(Ops.ADD, axes) * _inverse(prod(self.shape), self.dtype))
-        raise ArgumentError(f"reduction={reduction!r}", because="there is no such reduction", fix='use "mean", "sum" or "none"')
+        raise ArgumentError(f"reduction={reduction!r}", because="there is no such reduction",
+                            fix='use "mean", "sum" or "none"')
 
     def _loss_target(self, what: str, target: Any) -> tuple[Self, Self]:
         """(x, target) as wide floats of shapes that agree."""
         target = self._of(target)
         if target.shape != self.shape:
-            raise ShapeError(f"{what} of {show_shape(self.shape)} and a target of {show_shape(target.shape)}", because="their shapes differ",
+            raise ShapeError(f"{what} of {show_shape(self.shape)} and a target of {show_shape(target.shape)}",
+                             because="their shapes differ",
                              fix="reshape or expand the target")
         return self._wide(), target._wide()
 
@@ -351,9 +389,10 @@ class FunctionalMixin(LinalgMixin):
                       ignore_index: int = -100) -> Self:
         """The cross entropy between softmax(x) over the class axis (axis 1; axis 0 of a vector) and Y.
 
-        Shapes: x (n, c, *rest); Y integers (n, *rest): class numbers; or floats like x: class probabilities. weight (c,): a factor
-        for each class. Where Y is ignore_index the loss is 0 and does not count in the mean. A class number that is neither
-        ignored nor from 0 to c - 1 counts as having no class. Result: a scalar, or (n, *rest) with reduction="none".
+        Shapes: x (n, c, *rest); Y integers (n, *rest): class numbers; or floats like x: class probabilities.
+        weight (c,): a factor for each class. Where Y is ignore_index the loss is 0 and does not count in the
+        mean. A class number that is neither ignored nor from 0 to c - 1 counts as having no class. Result: a
+        scalar, or (n, *rest) with reduction="none".
 
         >>> Tensor([[0.0, 0.0]]).cross_entropy(Tensor([1])).round(decimals=4).item()
         0.6930999755859375
@@ -376,8 +415,10 @@ class FunctionalMixin(LinalgMixin):
         """
         return self._class_loss(self._of(Y), reduction, label_smoothing, None, ignore_index, self.shape)
 
-    def nll_loss(self, Y: Any, weight: Any = None, ignore_index: int | None = None, reduction: str = "mean") -> Self:
-        """Minus the log-probability x of class Y. Shapes: x (n, c, *rest), Y integers (n, *rest), weight (c,).
+    def nll_loss(self, Y: Any, weight: Any = None, ignore_index: int | None = None,
+                 reduction: str = "mean") -> Self:
+        """Minus the log-probability x of class Y. Shapes: x (n, c, *rest), Y integers (n, *rest), weight
+        (c,).
 
         >>> Tensor([[-1.0, -2.0]]).nll_loss(Tensor([1])).item()
         2.0
@@ -394,21 +435,27 @@ class FunctionalMixin(LinalgMixin):
 
     def _check_classes(self, what: str, target: Self, shape: Any) -> None:
         if not target.dtype.is_int:
-            raise DTypeError(f"{what} with a target of dtype {target.dtype} and shape {show_shape(target.shape)}",
-                             because=f"class numbers are integers, and probabilities have the input's shape {show_shape(shape)}",
-                             fix="cast the class numbers to an integer dtype")
+            raise DTypeError(
+                f"{what} with a target of dtype {target.dtype} and shape {show_shape(target.shape)}",
+                because="class numbers are integers, and probabilities have the input's shape "
+                        f"{show_shape(shape)}",
+                fix="cast the class numbers to an integer dtype")
         if target.shape != self.shape[:-1]:
             raise ShapeError(f"{what} of {show_shape(shape)} with a target of {show_shape(target.shape)}",
-                             because=f"the target must be {show_shape(self.shape[:-1])}: one class for each row", fix="reshape the target")
+                             because=f"the target must be {show_shape(self.shape[:-1])}: one class for "
+                                     "each row", fix="reshape the target")
         check_devices(what, self.uop, target.uop)
 
     def _hit(self, target: Self) -> UOp:
         """Which class is the target's: bool, like x."""
-        index = target.uop.cast(dtypes.int64 if target.dtype.itemsize == 8 or target.dtype is dtypes.uint32 else dtypes.int32)
+        index = target.uop.cast(dtypes.int64 if target.dtype.itemsize == 8 or target.dtype is dtypes.uint32
+                                else dtypes.int32)
         return index.reshape((*index.shape, 1)).equal(iota(self.uop.shape[-1], index.dtype))
 
-    def _class_loss(self, target: Self, reduction: str, smoothing: float, weight: Any, ignore_index: int | None, shape: Any) -> Self:
-        """Cross entropy with class numbers; classes are on the last axis. Only sums over rows are ever formed."""
+    def _class_loss(self, target: Self, reduction: str, smoothing: float, weight: Any, ignore_index: int
+                    | None, shape: Any) -> Self:
+        """Cross entropy with class numbers; classes are on the last axis. Only sums over rows are ever
+        formed."""
         _check_smoothing(smoothing)
         self._check_classes("cross_entropy", target, shape)
         x, _ = self._shifted(-1)
@@ -423,9 +470,11 @@ class FunctionalMixin(LinalgMixin):
             even = log_total * x.shape[-1] - self._wrap(_last_sum(x.uop)) if factor is None else \
                 self._wrap(_last_sum(((log_total.unsqueeze(-1) - x) * factor).uop))
             loss = loss * (1 - smoothing) + even * (smoothing / x.shape[-1])
-        return self._weighted(loss, target, hit, weight, ignore_index, reduction, weigh=False)._narrow(self.dtype)
+        return self._weighted(loss, target, hit, weight, ignore_index, reduction,
+                              weigh=False)._narrow(self.dtype)
 
-    def _weighted(self, loss: Self, target: Self, hit: UOp, weight: Any, ignore_index: int | None, reduction: str,
+    def _weighted(self, loss: Self, target: Self, hit: UOp, weight: Any, ignore_index: int | None,
+                  reduction: str,
                   weigh: bool = True) -> Self:
         """Class weights, ignored rows and the reduction: the mean divides by the weights that took part."""
         if weight is not None:
@@ -437,7 +486,7 @@ class FunctionalMixin(LinalgMixin):
             weights = None
         counts = None
         if ignore_index is not None and target.dtype.min <= ignore_index <= target.dtype.max:
-            counts = target != ignore_index
+            counts = target.ne(ignore_index)
             loss = counts.where(loss, 0)
         if reduction != "mean" or (weights is None and counts is None):
             return loss._reduction(reduction)
@@ -502,7 +551,8 @@ class FunctionalMixin(LinalgMixin):
         2.5
         """
         if delta <= 0:
-            raise ArgumentError(f"huber_loss with delta={delta}", because="it must be positive", fix="use l1_loss for a limit of 0")
+            raise ArgumentError(f"huber_loss with delta={delta}", because="it must be positive",
+                                fix="use l1_loss for a limit of 0")
         x, y = self._loss_target("huber_loss", target)
         gap = (x - y).abs()
         loss = (gap < delta).where(gap.square() * 0.5, (gap - 0.5 * delta) * delta)
@@ -510,10 +560,12 @@ class FunctionalMixin(LinalgMixin):
 
     def smooth_l1_loss(self, target: Any, reduction: str = "mean", beta: float = 1.0) -> Self:
         """`huber_loss` divided by delta = beta; beta 0 is `l1_loss`."""
-        return self.l1_loss(target, reduction) if beta == 0 else self.huber_loss(target, reduction, beta) * (1 / beta)
+        return self.l1_loss(target, reduction) if beta == 0 else self.huber_loss(target, reduction,
+                                                                                 beta) * (1 / beta)
 
     def kl_div(self, target: Any, reduction: str = "mean", log_target: bool = False) -> Self:
-        """target * (log target - x), where x is a log-probability. reduction "batchmean" divides the sum by the first size.
+        """target * (log target - x), where x is a log-probability. reduction "batchmean" divides the sum by
+        the first size.
 
         >>> Tensor([0.0]).kl_div(Tensor([1.0])).item()
         0.0
@@ -524,7 +576,8 @@ class FunctionalMixin(LinalgMixin):
         else:
             loss = (y > 0).where(y * ((y > 0).where(y, 1.0).log() - x), y * 0)
         if reduction == "batchmean":
-            return (loss._reduction("sum") * _inverse(self.shape[0] if self.shape else 1, loss.dtype))._narrow(self.dtype)
+            return (loss._reduction("sum") * _inverse(self.shape[0] if self.shape else 1,
+                                                      loss.dtype))._narrow(self.dtype)
         return loss._reduction(reduction)._narrow(self.dtype)
 
     def cosine_similarity(self, other: Any, dim: int = 1, eps: float = 1e-8) -> Self:
@@ -543,8 +596,9 @@ class FunctionalMixin(LinalgMixin):
     # ---- resizing
 
     def interpolate(self, size: Sequence[int], mode: str = "linear", align_corners: bool = False) -> Self:
-        """Resize the last len(size) axes. mode: "nearest" (the input at floor(i * in / out)), "nearest-exact" (at pixel centres), or
-        "linear" (along every axis: bilinear, trilinear), with pixel centres or, align_corners, end points aligned.
+        """Resize the last len(size) axes. mode: "nearest" (the input at floor(i * in / out)), "nearest-exact"
+        (at pixel centres), or "linear" (along every axis: bilinear, trilinear), with pixel centres or,
+        align_corners, end points aligned.
 
         >>> Tensor([0.0, 1.0]).interpolate((4,)).tolist()
         [0.0, 0.25, 0.75, 1.0]
@@ -552,7 +606,8 @@ class FunctionalMixin(LinalgMixin):
         size = (size,) if isinstance(size, int) else tuple(size)
         sizes = spatial_sizes("interpolate", self.uop.shape, len(size))
         if len(sizes) != len(size) or any(n < 1 for n in (*size, *sizes)):
-            raise ShapeError(f"interpolate {show_shape(self.shape)} to {size}", because="each size must be at least 1, for existing axes",
+            raise ShapeError(f"interpolate {show_shape(self.shape)} to {size}",
+                             because="each size must be at least 1, for existing axes",
                              fix="give one size for each of the last axes")
         linear = mode in ("linear", "bilinear", "trilinear")
         if not linear and mode not in ("nearest", "nearest-exact"):
@@ -560,21 +615,12 @@ class FunctionalMixin(LinalgMixin):
                                 fix='use "nearest", "nearest-exact" or "linear"')
         u = self._wide().uop if linear else self.uop
         for axis, n in enumerate(size, self.ndim - len(size)):
-            u = resize_linear(u, axis, n, align_corners) if linear else resize_nearest(u, axis, n, mode == "nearest-exact")
+            u = resize_linear(u, axis, n, align_corners) if linear else resize_nearest(u, axis, n, mode
+                                                                                       == "nearest-exact")
         return self._wrap(u)._narrow(self.dtype) if linear else self._wrap(u)
 
 
 # ---- on nodes ----------------------------------------------------------------------------------------------
-
-
-def _finish_conv(out: Any, bias: Any, single: bool) -> Any:
-    if bias is not None:
-        bias = out._of(bias)
-        if bias.shape != (out.shape[1],):
-            raise ShapeError(f"convolution with {out.shape[1]} outputs and a bias of shape {show_shape(bias.shape)}",
-                             because="it takes one number for each output channel", fix=f"reshape it to ({out.shape[1]},)")
-        out = out + bias.reshape(-1, *(1,) * (out.ndim - 2))
-    return out.reshape(*out.shape[1:]) if single else out
 
 
 def _keep(full: UOp, reduced: UOp, axes: tuple[int, ...]) -> UOp:
@@ -604,4 +650,5 @@ def _inverse(count: Sint, dtype: DType) -> UOp:
 
 def _check_smoothing(smoothing: float) -> None:
     if not 0 <= smoothing <= 1:
-        raise ArgumentError(f"label_smoothing={smoothing}", because="it is a share of the probability", fix="use a number from 0 to 1")
+        raise ArgumentError(f"label_smoothing={smoothing}", because="it is a share of the probability",
+                            fix="use a number from 0 to 1")

@@ -37,11 +37,12 @@ class IndexingMixin(RandomMixin):
         return select(self.uop.shape, index, make_array)
 
     def __getitem__(self, index: Any) -> Self:
-        """x[…] by NumPy's rules: integers, slices with any step, None, ..., integer arrays, lists and tensors, bool arrays
-        and lists, Variables. Views cost nothing; an integer tensor whose value is outside of its axis reads 0.
+        """x[…] by NumPy's rules: integers, slices with any step, None, ..., integer arrays, lists and
+        tensors, bool arrays and lists, Variables. Views cost nothing; an integer tensor whose value is
+        outside of its axis reads 0.
 
-        Errors: IndexingError for what is outside of its axis, for bool tensors (the size would depend on the values), and
-        for anything that is no index.
+        Errors: IndexingError for what is outside of its axis, for bool tensors (the size would depend on the
+        values), and for anything that is no index.
 
         >>> x = Tensor([[1, 2, 3], [4, 5, 6]])
         >>> x[-1, ::2].tolist(), x[:, [2, 0]].tolist()
@@ -54,8 +55,8 @@ class IndexingMixin(RandomMixin):
         return self._wrap(read(self.uop, selection))
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """x[…] = value. A tensor in memory is overwritten in place when the place is a view; whoever read it before keeps
-        what it read. Where an index array names a position twice the last value stays.
+        """x[…] = value. A tensor in memory is overwritten in place when the place is a view; whoever read it
+        before keeps what it read. Where an index array names a position twice the last value stays.
 
         Shapes: value broadcasts to the shape of x[index]. Dtype: value is converted to x's.
 
@@ -85,29 +86,35 @@ class IndexingMixin(RandomMixin):
             uop = uop.reshape(uop.shape[1:])
         padded = (1,) * (len(shape) - uop.ndim) + uop.shape
         if len(padded) != len(shape) or any(a != b and a != 1 for a, b in zip(padded, shape, strict=True)):
-            raise ShapeError(f"write a value of shape {show_shape(given)} into a place of shape {show_shape(shape)}",
-                             because="the value does not broadcast to the place", fix="reshape or expand the value")
+            raise ShapeError(
+                f"write a value of shape {show_shape(given)} into a place of shape {show_shape(shape)}",
+                because="the value does not broadcast to the place",
+                fix="reshape or expand the value")
         return uop.reshape(padded).expand(shape)
 
     def _masked_write(self, mask: UOp, value: Any) -> UOp:
-        """x[mask] = value for a bool tensor: possible without knowing the mask when one value serves all places."""
+        """x[mask] = value for a bool tensor: possible without knowing the mask when one value serves all
+        places."""
         shape, rank = self.uop.shape, mask.ndim
         if mask.shape != shape[:rank]:
-            raise IndexingError(f"write through a mask of shape {show_shape(mask.shape)} into shape {show_shape(shape)}",
-                                because="the mask must cover the leading axes exactly", fix="expand the mask")
+            raise IndexingError(
+                f"write through a mask of shape {show_shape(mask.shape)} into shape {show_shape(shape)}",
+                because="the mask must cover the leading axes exactly", fix="expand the mask")
         rest = shape[rank:]
         given = self._of(value).uop
         if given.ndim > len(rest) and given.shape[0] != 1:
             raise IndexingError(f"write a value of shape {show_shape(given.shape)} through a bool tensor",
                                 because="how many places there are depends on the mask's values",
-                                fix="use where with a value of the full shape, or a NumPy bool array as the mask")
+                                fix="use where with a value of the full shape, or a NumPy bool array as "
+                                    "the mask")
         placed = self._value_for(value, (1, *rest)).reshape((*(1,) * rank, *rest))
         return mask.reshape((*shape[:rank], *(1,) * len(rest))).alu(Ops.WHERE, placed, self.uop)
 
     # ---- along one axis
 
     def take(self, indices: Any, axis: int | None = None, *, dim: int | None = None) -> Self:
-        """Elements by number along an axis, or of the flattened tensor (NumPy's `take`). Shape: the axis becomes indices.shape.
+        """Elements by number along an axis, or of the flattened tensor (NumPy's `take`). Shape: the axis
+        becomes indices.shape.
 
         >>> Tensor([[1, 2], [3, 4]]).take([3, 0]).tolist()
         [4, 1]
@@ -125,14 +132,16 @@ class IndexingMixin(RandomMixin):
         """
         index = self._of(index)
         if index.ndim > 1:
-            raise ShapeError(f"index_select with an index of shape {show_shape(index.shape)}", because="the index has one axis",
+            raise ShapeError(f"index_select with an index of shape {show_shape(index.shape)}",
+                             because="the index has one axis",
                              fix="flatten it, or use take")
         return self[(*(slice(None),) * self._axis(dim, "index_select"), index.reshape(-1))]
 
     def gather(self, dim: int, index: Any) -> Self:
         """out[i][j][k] = x[i][index[i][j][k]][k] for dim 1 (PyTorch's `gather`).
 
-        Shapes: index has x's rank, and no more than x's size along every axis but dim. Result: index.shape, x.dtype.
+        Shapes: index has x's rank, and no more than x's size along every axis but dim. Result: index.shape,
+        x.dtype.
 
         >>> Tensor([[1, 2], [3, 4]]).gather(1, Tensor([[0, 0], [1, 0]])).tolist()
         [[1, 1], [4, 3]]
@@ -154,8 +163,10 @@ class IndexingMixin(RandomMixin):
             return self.reshape(-1).gather(0, index.reshape(-1))
         axis = self._axis(dim, "take_along_dim")
         if index.ndim != self.ndim:
-            raise ShapeError(f"take_along_dim of shape {show_shape(self.shape)} with indices {show_shape(index.shape)}",
-                             because="both must have the same number of axes", fix="unsqueeze the smaller one")
+            raise ShapeError(
+                f"take_along_dim of shape {show_shape(self.shape)} with indices {show_shape(index.shape)}",
+                because="both must have the same number of axes",
+                fix="unsqueeze the smaller one")
         both = [max_size(a, b) for a, b in zip(self.shape, index.shape, strict=True)]
         mine = [self.shape[i] if i == axis else both[i] for i in range(self.ndim)]
         theirs = [index.shape[i] if i == axis else both[i] for i in range(self.ndim)]
@@ -164,22 +175,32 @@ class IndexingMixin(RandomMixin):
     def _check_along(self, what: str, axis: int, index: TensorBase, src: TensorBase | None = None) -> None:
         """What gather and scatter ask of the index (and of the source)."""
         if not index.uop.dtype.is_int:
-            raise DTypeError(f"{what} with an index of dtype {index.dtype}", because="indices are integers", fix="cast the index")
-        fits = index.ndim == self.ndim and all(i == axis or a is b or a == b or (isinstance(a, int) and isinstance(b, int) and a <= b)
-                                               for i, (a, b) in enumerate(zip(index.shape, self.shape, strict=True)))
+            raise DTypeError(f"{what} with an index of dtype {index.dtype}", because="indices are integers",
+                             fix="cast the index")
+        fits = index.ndim == self.ndim and all(i == axis or a is b or a == b
+                                               or (isinstance(a, int) and isinstance(b, int) and a <= b)
+                                               for i, (a, b) in enumerate(zip(index.shape, self.shape,
+                                                                              strict=True)))
         if not fits:
-            raise ShapeError(f"{what} along axis {axis} of shape {show_shape(self.shape)} with an index of shape {show_shape(index.shape)}",
-                             because="the index must have the same rank, and no axis but that one may be longer",
-                             fix="expand or shrink the index")
-        if src is not None and (src.ndim != index.ndim or any(a is not b and a > b for a, b in zip(index.shape, src.shape, strict=True))):
-            raise ShapeError(f"{what} with an index of shape {show_shape(index.shape)} from a source of shape {show_shape(src.shape)}",
-                             because="every index needs an element of the source", fix="give a source at least as large as the index")
+            raise ShapeError(
+                f"{what} along axis {axis} of shape {show_shape(self.shape)} with an index of shape "
+                f"{show_shape(index.shape)}",
+                because="the index must have the same rank, and no axis but that one may be longer",
+                fix="expand or shrink the index")
+        if src is not None and (src.ndim != index.ndim or any(a is not b and a > b for a,
+                                                              b in zip(index.shape, src.shape, strict=True))):
+            raise ShapeError(
+                f"{what} with an index of shape {show_shape(index.shape)} from a source of shape "
+                f"{show_shape(src.shape)}",
+                because="every index needs an element of the source",
+                fix="give a source at least as large as the index")
         check_devices(what, self.uop, index.uop, *([] if src is None else [src.uop]))
 
     # ---- scatter
 
-    def _scatter_operands(self, what: str, dim: int, index: Any, src: Any) -> tuple[int, UOp, UOp]:
-        """(axis, hits, updates): `hits` (…, M at axis, …, K) says which of the K updates go to which of the M places."""
+    def _scatter_operands(self, what: str, dim: int, index: Any, src: Any) -> tuple[UOp, UOp]:
+        """(hits, updates): `hits` (…, M at axis, …, K) says which of the K updates go to which of the M
+        places."""
         axis, index = self._axis(dim, what), self._of(index)
         shape: Shape = index.uop.shape
         if isinstance(src, (bool, int, float)):
@@ -189,14 +210,15 @@ class IndexingMixin(RandomMixin):
             source = self._of(src)
             self._check_along(what, axis, index, source)
             if source.dtype is not self.dtype:
-                raise DTypeError(f"{what} of dtype {source.dtype} into {self.dtype}", because="both must be of one dtype",
+                raise DTypeError(f"{what} of dtype {source.dtype} into {self.dtype}",
+                                 because="both must be of one dtype",
                                  fix="cast the source")
             update = source.uop.shrink(tuple([(0, size) for size in shape]))
-        return axis, hits_of(index.uop, axis, self.uop.shape[axis]), rows_last(update, axis)
+        return hits_of(index.uop, axis, self.uop.shape[axis]), rows_last(update, axis)
 
     def scatter(self, dim: int, index: Any, src: Any, reduce: str | None = None) -> Self:
-        """A copy with x[i][index[i][j][k]][k] = src[i][j][k] for dim 1; of several writes to one place the last stays, or
-        with reduce="add" or "multiply" all are combined with the old value.
+        """A copy with x[i][index[i][j][k]][k] = src[i][j][k] for dim 1; of several writes to one place the
+        last stays, or with reduce="add" or "multiply" all are combined with the old value.
 
         Shapes: index has x's rank; src (a tensor at least as large as index, or a scalar). Result: like x.
 
@@ -206,22 +228,26 @@ class IndexingMixin(RandomMixin):
         if reduce in ("add", "multiply"):
             return self.scatter_reduce(dim, index, src, "sum" if reduce == "add" else "prod")
         if reduce is not None:
-            raise ArgumentError(f"scatter with reduce={reduce!r}", because="there is no such reduction", fix='use "add", "multiply" or None')
-        axis, hits, updates = self._scatter_operands("scatter", dim, index, src)
+            raise ArgumentError(f"scatter with reduce={reduce!r}", because="there is no such reduction",
+                                fix='use "add", "multiply" or None')
+        hits, updates = self._scatter_operands("scatter", dim, index, src)
         return self._wrap(overwrite(self.uop, hits, updates))
 
     def scatter_reduce(self, dim: int, index: Any, src: Any, reduce: str, include_self: bool = True) -> Self:
-        """A copy where everything that `src` sends to a place is combined: reduce is "sum", "prod", "mean", "amax" or "amin";
-        include_self: with the old value too. Places that nothing is sent to keep their value.
+        """A copy where everything that `src` sends to a place is combined: reduce is "sum", "prod", "mean",
+        "amax" or "amin"; include_self: with the old value too. Places that nothing is sent to keep their
+        value.
 
-        >>> Tensor([1.0, 2.0]).scatter_reduce(0, Tensor([0, 0]), Tensor([5.0, 7.0]), "mean", include_self=False).tolist()
+        >>> x, i = Tensor([1.0, 2.0]), Tensor([0, 0])
+        >>> x.scatter_reduce(0, i, Tensor([5.0, 7.0]), "mean", include_self=False).tolist()
         [6.0, 2.0]
         """
         ops = {"sum": Ops.ADD, "mean": Ops.ADD, "prod": Ops.MUL, "amax": Ops.MAX, "amin": Ops.MIN}
         if reduce not in ops:
-            raise ArgumentError(f"scatter_reduce with reduce={reduce!r}", because="there is no such reduction",
+            raise ArgumentError(f"scatter_reduce with reduce={reduce!r}",
+                                because="there is no such reduction",
                                 fix="use one of " + ", ".join(ops))
-        axis, hits, updates = self._scatter_operands("scatter_reduce", dim, index, src)
+        hits, updates = self._scatter_operands("scatter_reduce", dim, index, src)
         return self._wrap(combine(self.uop, hits, updates, ops[reduce], include_self, reduce == "mean"))
 
     def scatter_add(self, dim: int, index: Any, src: Any) -> Self:
@@ -245,9 +271,12 @@ class IndexingMixin(RandomMixin):
         shape = self.uop.shape
         wanted = (*shape[:axis], index.uop.size, *shape[axis + 1:])
         if index.ndim > 1 or not index.dtype.is_int or source.shape != wanted:
-            raise ShapeError(f"{what} along axis {axis} of {show_shape(shape)}: index {index.dtype} {show_shape(index.shape)}, "
-                             f"source {show_shape(source.shape)}", because=f"it takes a 1-D integer index and a source of {show_shape(wanted)}",
-                             fix="reshape the source, or cast and flatten the index")
+            raise ShapeError(
+                f"{what} along axis {axis} of {show_shape(shape)}: index {index.dtype} "
+                f"{show_shape(index.shape)}, "
+                f"source {show_shape(source.shape)}",
+                because=f"it takes a 1-D integer index and a source of {show_shape(wanted)}",
+                fix="reshape the source, or cast and flatten the index")
         check_devices(what, self.uop, index.uop, source.uop)
         row = index.uop.reshape(tuple([index.uop.size if i == axis else 1 for i in range(len(shape))]))
         return hits_of(row, axis, shape[axis]), rows_last(source.uop.cast(self.dtype), axis)
@@ -269,7 +298,8 @@ class IndexingMixin(RandomMixin):
     # ---- masks
 
     def masked_select(self, mask: Any) -> Self:
-        """The elements where the mask holds, as one axis. The mask is computed now, since the size depends on it.
+        """The elements where the mask holds, as one axis. The mask is computed now, since the size depends on
+        it.
 
         >>> x = Tensor([1, 5, 3])
         >>> x.masked_select(x > 2).tolist()
@@ -292,16 +322,19 @@ class IndexingMixin(RandomMixin):
         return self._of(found.astype(np.int32))
 
     def one_hot(self, num_classes: int = -1) -> Self:
-        """Zeros with a one at each element's position along a new last axis, int32. -1: the largest element + 1, computed now.
+        """Zeros with a one at each element's position along a new last axis, int32. -1: the largest element +
+        1, computed now.
 
         >>> Tensor([0, 2]).one_hot(3).tolist()
         [[1, 0, 0], [0, 0, 1]]
         """
         if not self.dtype.is_int:
-            raise DTypeError(f"one_hot of dtype {self.dtype}", because="classes are integers", fix="cast to an integer dtype")
+            raise DTypeError(f"one_hot of dtype {self.dtype}", because="classes are integers",
+                             fix="cast to an integer dtype")
         if num_classes == -1:
             num_classes = int(_values(self, "one_hot").max(initial=-1)) + 1
-        index = self.uop.cast(dtypes.int64 if self.dtype.itemsize == 8 or self.dtype is dtypes.uint32 else dtypes.int32)
+        index = self.uop.cast(dtypes.int64 if self.dtype.itemsize == 8 or self.dtype is dtypes.uint32
+                              else dtypes.int32)
         hit = index.reshape((*index.shape, 1)).equal(iota(num_classes, index.dtype))
         return self._wrap(hit.cast(dtypes.default_int))
 
@@ -316,7 +349,8 @@ def _as_index(indices: Any) -> Any:
 def _values(tensor: TensorBase, what: str) -> Any:
     """The elements on the host, for calls whose result's size depends on them."""
     if any(not isinstance(size, int) for size in tensor.shape):
-        raise ShapeError(f"{what} of shape {show_shape(tensor.shape)}", because="the size of the result depends on the values",
+        raise ShapeError(f"{what} of shape {show_shape(tensor.shape)}",
+                         because="the size of the result depends on the values",
                          fix="shrink it to sizes that are known")
     return tensor.numpy()  # type: ignore[attr-defined]  # Tensor's
 
@@ -327,7 +361,8 @@ def max_size(a: Sint, b: Sint) -> Sint:
 
 
 def _write_basic(target: UOp, selection: Selection, value: UOp) -> UOp:
-    """The next version of `target` with `value` in the basic view: in place if it lies in memory, else composed."""
+    """The next version of `target` with `value` in the basic view: in place if it lies in memory, else
+    composed."""
     value = value.reshape(selection.basic_shape)
     memory = memory_below(target)
     if memory is not None and is_view(selection):
@@ -364,15 +399,17 @@ def rows_last(u: UOp, axis: int) -> UOp:
 def hits_of(index: UOp, axis: int, size: Sint) -> UOp:
     """Which of the k indices along `axis` name which of `size` places: bool (…, size at axis, …, k)."""
     last = rows_last(wrapped(index, size), axis)
-    return last.equal(iota(size, last.dtype).reshape(tuple([size if i == axis else 1 for i in range(last.ndim)])))
+    return last.equal(iota(size, last.dtype).reshape(tuple([size if i == axis else 1
+                                                            for i in range(last.ndim)])))
 
 
 def gather_uop(x: UOp, axis: int, index: UOp) -> UOp:
-    """`gather` on nodes. Floats are picked by comparison, which makes the gradient as cheap as the forward pass; everything
-    else by position."""
+    """`gather` on nodes. Floats are picked by comparison, which makes the gradient as cheap as the forward
+    pass; everything else by position."""
     shape, size = index.shape, x.shape[axis]
     index = wrapped(index, size)
-    x = x.shrink(tuple([(0, full if i == axis else part) for i, (full, part) in enumerate(zip(x.shape, shape, strict=True))]))
+    x = x.shrink(tuple([(0, full if i == axis else part) for i,
+                        (full, part) in enumerate(zip(x.shape, shape, strict=True))]))
     others = [n for i, n in enumerate(shape) if i != axis]
     if all(isinstance(n, int) and n == 1 for n in others):
         return UOp(Ops.TAKE, x.dtype, (x.reshape((size,)), index), 0)
@@ -380,7 +417,8 @@ def gather_uop(x: UOp, axis: int, index: UOp) -> UOp:
         hit = index.reshape((*shape, 1)).equal(iota(size, index.dtype))
         return hit.where(rows_last(x, axis), UOp.const(0, x.dtype)).reduce(Ops.ADD, (len(shape),))
     linear = position = index.cast(dtypes.int64)
-    inside = position.ge(0) & position.lt(UOp.const(size, dtypes.int64) if isinstance(size, int) else size.cast(dtypes.int64))
+    inside = position.ge(0) & position.lt(UOp.const(size, dtypes.int64) if isinstance(size, int)
+                                          else size.cast(dtypes.int64))
     stride: Sint = 1
     linear = UOp.const(0, dtypes.int64)
     for i in reversed(range(len(shape))):

@@ -17,18 +17,19 @@ class LinalgMixin(IndexingMixin):
     """Methods of the linalg family."""
 
     def matmul(self, other: Any, reverse: bool = False, dtype: DType | str | None = None) -> Self:
-        """The matrix product by NumPy's rules: 1-D operands are a row (left) or a column (right), axes before the last two
-        are batches and broadcast.
+        """The matrix product by NumPy's rules: 1-D operands are a row (left) or a column (right), axes before
+        the last two are batches and broadcast.
 
-        Shapes: (…, m, k) and (…, k, n) -> (…, m, n). Dtypes: promoted; half, bfloat16 and 8-bit floats are multiplied and
-        added up in float32 and rounded once. dtype: of the sum and the result. Errors: ShapeError.
+        Shapes: (…, m, k) and (…, k, n) -> (…, m, n). Dtypes: promoted; half, bfloat16 and 8-bit floats are
+        multiplied and added up in float32 and rounded once. dtype: of the sum and the result. Errors:
+        ShapeError.
 
         >>> Tensor([[1, 2], [3, 4]]).matmul(Tensor([1, 1])).tolist()
         [3, 7]
         """
-        other = self._of(other)
-        left, right = (other, self) if reverse else (self, other)
-        return left._wrap(matmul_uop(left.uop, right.uop, None if dtype is None else to_dtype(dtype)))
+        mine, theirs = self.uop, self._of(other).uop
+        left, right = (theirs, mine) if reverse else (mine, theirs)
+        return self._wrap(matmul_uop(left, right, None if dtype is None else to_dtype(dtype)))
 
     def dot(self, w: Any, dtype: DType | str | None = None) -> Self:
         """`matmul` (with batches broadcast; NumPy's `dot` of more than two axes is `tensordot`)."""
@@ -54,8 +55,9 @@ class LinalgMixin(IndexingMixin):
         weight = self._of(weight)
         if dtype is not None:
             wanted = to_dtype(dtype)
-            return self.cast(wanted).linear(weight.cast(wanted), None if bias is None else self._of(bias).cast(wanted))
-        product = self * weight if weight.ndim == 1 else self.matmul(weight)
+            return self.cast(wanted).linear(weight.cast(wanted), None if bias is None
+                                            else self._of(bias).cast(wanted))
+        product: Self = self * weight if weight.ndim == 1 else self.matmul(weight)
         return product if bias is None else product + bias
 
     def outer(self, other: Any) -> Self:
@@ -65,22 +67,23 @@ class LinalgMixin(IndexingMixin):
         [[3, 4], [6, 8]]
         """
         other = self._of(other)
-        return self.reshape(-1, 1) * other.reshape(1, -1)
+        return self.reshape(-1, 1).mul(other.reshape(1, -1))
 
     def inner(self, other: Any) -> Self:
-        """The sum of products over the last axis of both (NumPy's `inner`). Shapes: (…a, k), (…b, k) -> (…a, …b).
+        """The sum of products over the last axis of both (NumPy's `inner`). Shapes: (…a, k), (…b, k) -> (…a,
+        …b).
 
         >>> Tensor([1, 2]).inner(Tensor([3, 4])).item()
         11
         """
         other = self._of(other)
         if self.ndim == 0 or other.ndim == 0:
-            return self * other
+            return self.mul(other)
         return self.tensordot(other, ([-1], [-1]))
 
     def tensordot(self, other: Any, dims: int | tuple[Sequence[int], Sequence[int]] = 2) -> Self:
-        """The sum of products over pairs of axes. dims: a number n (the last n of self with the first n of other), or the two
-        lists of axes. Shape: the remaining axes of self, then of other.
+        """The sum of products over pairs of axes. dims: a number n (the last n of self with the first n of
+        other), or the two lists of axes. Shape: the remaining axes of self, then of other.
 
         >>> Tensor([[1, 2], [3, 4]]).tensordot(Tensor([[1, 2], [3, 4]]), 2).item()
         30
@@ -88,44 +91,52 @@ class LinalgMixin(IndexingMixin):
         other = self._of(other)
         if isinstance(dims, int):
             if not 0 <= dims <= min(self.ndim, other.ndim):
-                raise ShapeError(f"tensordot of {show_shape(self.shape)} and {show_shape(other.shape)} over {dims} axes",
-                                 because="one of them has fewer", fix="choose a number from 0 to the smaller rank")
+                raise ShapeError(
+                    f"tensordot of {show_shape(self.shape)} and {show_shape(other.shape)} over {dims} axes",
+                    because="one of them has fewer",
+                    fix="choose a number from 0 to the smaller rank")
             mine: list[int] = list(range(self.ndim - dims, self.ndim))
             theirs: list[int] = list(range(dims))
         else:
-            mine, theirs = [[dims_] if isinstance(dims_, int) else list(dims_) for dims_ in dims]
+            mine, theirs = [list(axes) for axes in dims]
             mine = [self._axis(axis, "tensordot") for axis in mine]
             theirs = [other._axis(axis, "tensordot") for axis in theirs]
         labels = _tensordot_labels(self.uop.shape, other.uop.shape, mine, theirs)
         return self._wrap(_contract(self.uop, labels[0], other.uop, labels[1], labels[2]))
 
     def trace(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Self:
-        """The sum along a diagonal of two axes, which vanish; `offset` above it when positive. Integers keep their dtype.
+        """The sum along a diagonal of two axes, which vanish; `offset` above it when positive. Integers keep
+        their dtype.
 
         >>> Tensor([[1, 2], [3, 4]]).trace().item()
         5
         """
         first, second = self._axis(dim1, "trace"), self._axis(dim2, "trace")
         if first == second:
-            raise ShapeError(f"trace over axes {dim1} and {dim2}", because="they are the same axis", fix="name two axes")
+            raise ShapeError(f"trace over axes {dim1} and {dim2}", because="they are the same axis",
+                             fix="name two axes")
         others = tuple([axis for axis in range(self.ndim) if axis not in (first, second)])
         u = self.uop.permute((*others, first, second))
         rows, columns = u.shape[-2:]
         low, high = max(0, -offset), max(0, offset)
         if not isinstance(rows, int) or not isinstance(columns, int):
-            raise ShapeError(f"trace of {show_shape(self.shape)}", because="its sizes are symbolic", fix="shrink it first")
+            raise ShapeError(f"trace of {show_shape(self.shape)}", because="its sizes are symbolic",
+                             fix="shrink it first")
         length = max(0, min(rows - low, columns - high))
         if length == 0:
-            return self._wrap(u.shrink((*[(0, n) for n in u.shape[:-2]], (0, 0), (0, 0))).reduce(Ops.ADD, (u.ndim - 2, u.ndim - 1)))
+            u = u.shrink((*[(0, n) for n in u.shape[:-2]], (0, 0), (0, 0)))
+            return self._wrap(u.reduce(Ops.ADD, (u.ndim - 2, u.ndim - 1)))
         u = u.shrink((*[(0, n) for n in u.shape[:-2]], (low, low + length), (high, high + length)))
         return self._wrap(_sum(diagonal(u), (u.ndim - 2,)))
 
     @classmethod
     def einsum(cls, formula: str, *operands: Any, dtype: DType | str | None = None) -> Self:
-        """Einstein's summation: labels name axes, a label that the result lacks is summed over, a label twice in one operand
-        takes the diagonal, `...` stands for axes that broadcast. Without -> the result has the labels that occur once, sorted.
+        """Einstein's summation: labels name axes, a label that the result lacks is summed over, a label twice
+        in one operand takes the diagonal, `...` stands for axes that broadcast. Without -> the result has the
+        labels that occur once, sorted.
 
-        Errors: ArgumentError for a formula that does not parse; ShapeError where ranks or sizes do not fit it.
+        Errors: ArgumentError for a formula that does not parse; ShapeError where ranks or sizes do not fit
+        it.
 
         >>> Tensor.einsum("ij,jk->ik", Tensor([[1, 2]]), Tensor([[3], [4]])).tolist()
         [[11]]
@@ -152,7 +163,8 @@ def _sum(u: UOp, axes: tuple[int, ...]) -> UOp:
 
 
 def sum_of_products(a: UOp, b: UOp, axes: tuple[int, ...], dtype: DType | None = None) -> UOp:
-    """sum(a * b) over axes of the broadcast product, for operands of one dtype; narrow floats multiply in float32."""
+    """sum(a * b) over axes of the broadcast product, for operands of one dtype; narrow floats multiply in
+    float32."""
     result = dtype or a.dtype
     wide = _wide(result)
     return (a.cast(wide) * b.cast(wide)).reduce(Ops.ADD, axes).cast(result)
@@ -161,13 +173,15 @@ def sum_of_products(a: UOp, b: UOp, axes: tuple[int, ...], dtype: DType | None =
 def matmul_uop(a: UOp, b: UOp, dtype: DType | None = None) -> UOp:
     """The matrix product of nodes."""
     if a.ndim == 0 or b.ndim == 0:
-        raise ShapeError(f"matmul of {show_shape(a.shape)} and {show_shape(b.shape)}", because="a scalar has no axis to sum over",
+        raise ShapeError(f"matmul of {show_shape(a.shape)} and {show_shape(b.shape)}",
+                         because="a scalar has no axis to sum over",
                          fix="use * to scale")
     k, other = a.shape[-1], b.shape[-2 if b.ndim > 1 else -1]
     if k is not other and k != other and plain(k) is not plain(other):
         raise ShapeError(f"matmul: left is {show_shape(a.shape)}, right is {show_shape(b.shape)}",
                          because=f"the last axis of left ({show_size(k)}) must equal the "
-                                 f"{'second-last' if b.ndim > 1 else 'only'} axis of right ({show_size(other)})",
+                                 f"{'second-last' if b.ndim > 1 else 'only'} axis of right "
+                                 f"({show_size(other)})",
                          fix="transpose one of them, or reshape so that the inner sizes agree")
     if a.dtype is not b.dtype:
         common = promote(a.dtype, b.dtype)
@@ -182,7 +196,8 @@ def matmul_uop(a: UOp, b: UOp, dtype: DType | None = None) -> UOp:
         shape = broadcast_shapes(left.shape, right.shape)
     except ShapeError as error:
         raise ShapeError(f"matmul: left is {show_shape(a.shape)}, right is {show_shape(b.shape)}",
-                         because=f"the batch axes do not broadcast: {error.because}", fix="reshape or expand one of them") from None
+                         because=f"the batch axes do not broadcast: {error.because}",
+                         fix="reshape or expand one of them") from None
     product = sum_of_products(left, right, (len(shape) - 1,), dtype)  # (…, m, n)
     return product if columns else product.reshape(product.shape[:-1])
 
@@ -195,11 +210,15 @@ def diagonal(u: UOp) -> UOp:
     return flat.reshape((*batch, n, n + 1)).shrink((*keep, (0, n), (0, 1))).reshape((*batch, n))
 
 
-def _tensordot_labels(a: Shape, b: Shape, mine: list[int], theirs: list[int]) -> tuple[list[int], list[int], list[int]]:
+def _tensordot_labels(a: Shape, b: Shape, mine: list[int], theirs: list[int]) -> tuple[list[int], list[int],
+                                                                                       list[int]]:
     sizes = [(a[i], b[j]) for i, j in zip(mine, theirs, strict=False)]
-    if len(mine) != len(theirs) or len(set(mine)) != len(mine) or len(set(theirs)) != len(theirs) or any(x is not y and x != y for x, y in sizes):
-        raise ShapeError(f"tensordot of {show_shape(a)} over axes {mine} and {show_shape(b)} over axes {theirs}",
-                         because="the axes must come in pairs of equal size, each named once", fix="choose other axes")
+    paired = len(mine) == len(theirs) == len(set(mine)) == len(set(theirs))
+    if not paired or any(x is not y and x != y for x, y in sizes):
+        raise ShapeError(
+            f"tensordot of {show_shape(a)} over axes {mine} and {show_shape(b)} over axes {theirs}",
+            because="the axes must come in pairs of equal size, each named once",
+            fix="choose other axes")
     left = list(range(len(a)))
     right = [len(a) + axis for axis in range(len(b))]
     for i, j in zip(mine, theirs, strict=True):
@@ -214,12 +233,14 @@ Labels = Sequence[Any]
 
 
 def _parse_formula(formula: str, shapes: list[Shape]) -> tuple[list[list[str]], list[str]]:
-    """The labels of each operand and of the result; `...` is written out as labels "0", "1", … counted from the right."""
+    """The labels of each operand and of the result; `...` is written out as labels "0", "1", … counted from
+    the right."""
     text = formula.replace(" ", "")
     left, arrow, right = text.partition("->")
     terms = left.split(",")
     if len(terms) != len(shapes):
-        raise ArgumentError(f"einsum {formula!r} with {len(shapes)} operands", because=f"the formula names {len(terms)}",
+        raise ArgumentError(f"einsum {formula!r} with {len(shapes)} operands",
+                            because=f"the formula names {len(terms)}",
                             fix="give as many operands as there are terms")
     inputs = [_labels(formula, term, len(shape)) for term, shape in zip(terms, shapes, strict=True)]
     dots = max([sum(label.isdigit() for label in labels) for labels in inputs])
@@ -231,11 +252,13 @@ def _parse_formula(formula: str, shapes: list[Shape]) -> tuple[list[list[str]], 
         for labels in inputs:
             for label in labels:
                 counts[label] = counts.get(label, 0) + 1
-        output = spread + sorted(label for label, count in counts.items() if count == 1 and not label.isdigit())
+        output = spread + sorted(label for label, count in counts.items() if count == 1
+                                 and not label.isdigit())
     known = {label for labels in inputs for label in labels}
     wrong = [label for label in output if label not in known or output.count(label) > 1]
     if wrong:
-        raise ArgumentError(f"einsum {formula!r}", because=f"the result's label {wrong[0]!r} occurs twice or in no operand",
+        raise ArgumentError(f"einsum {formula!r}",
+                            because=f"the result's label {wrong[0]!r} occurs twice or in no operand",
                             fix="name each axis of the result once, from the operands")
     return inputs, output
 
@@ -244,9 +267,11 @@ def _labels(formula: str, term: str, rank: int | None, spread: list[str] | None 
     head, dots, tail = term.partition("...")
     named = [*head, *tail]
     if any(not label.isalpha() for label in named):
-        raise ArgumentError(f"einsum {formula!r}", because=f"{term!r} is no list of letters", fix="use letters, commas, ... and ->")
+        raise ArgumentError(f"einsum {formula!r}", because=f"{term!r} is no list of letters",
+                            fix="use letters, commas, ... and ->")
     if rank is not None and (len(named) > rank or (len(named) < rank and not dots)):
-        raise ShapeError(f"einsum {formula!r}", because=f"{term!r} names {len(named)} axes, the operand has {rank}",
+        raise ShapeError(f"einsum {formula!r}",
+                         because=f"{term!r} names {len(named)} axes, the operand has {rank}",
                          fix="name every axis, or use ...")
     if spread is None:
         spread = [str(i) for i in reversed(range((rank or 0) - len(named)))] if dots else []
@@ -257,7 +282,8 @@ def _einsum(operands: list[UOp], inputs: list[list[str]], output: list[str]) -> 
     """Contract from left to right; a label is summed as soon as nothing to come needs it."""
     terms: list[tuple[UOp, list[str]]] = []
     for position, (u, labels) in enumerate(zip(operands, inputs, strict=True)):
-        elsewhere = {label for i, other in enumerate(inputs) if i != position for label in other} | set(output)
+        elsewhere = {label for i, other in enumerate(inputs) if i != position
+                     for label in other} | set(output)
         terms.append(_drop(*_diagonals(u, labels), elsewhere))
     u, labels = terms[0]
     for position, (v, more) in enumerate(terms[1:], 1):
@@ -276,9 +302,11 @@ def _diagonals(u: UOp, labels: list[str]) -> tuple[UOp, list[str]]:
     second = labels.index(repeated, first + 1)
     if u.shape[first] != u.shape[second]:
         raise ShapeError(f"einsum: label {repeated!r} of an operand of shape {show_shape(u.shape)}",
-                         because=f"its axes have sizes {show_size(u.shape[first])} and {show_size(u.shape[second])}", fix="give them one size")
+                         because=f"its axes have sizes {show_size(u.shape[first])} and "
+                                 f"{show_size(u.shape[second])}", fix="give them one size")
     others = [axis for axis in range(u.ndim) if axis not in (first, second)]
-    return _diagonals(diagonal(u.permute((*others, first, second))), [*[labels[axis] for axis in others], repeated])
+    return _diagonals(diagonal(u.permute((*others, first, second))),
+                      [*[labels[axis] for axis in others], repeated])
 
 
 def _drop(u: UOp, labels: list[str], needed: set[str]) -> tuple[UOp, list[str]]:

@@ -13,7 +13,8 @@ def resize_nearest(u: UOp, axis: int, size: int, centres: bool) -> UOp:
         return u
     if size % old == 0:  # every element is repeated: a view
         lead, rest, times = u.shape[:axis], u.shape[axis + 1:], size // old
-        return u.reshape((*lead, old, 1, *rest)).expand((*lead, old, times, *rest)).reshape((*lead, size, *rest))
+        return u.reshape((*lead, old, 1, *rest)).expand((*lead, old, times, *rest)).reshape((*lead, size,
+                                                                                             *rest))
     steps = iota(size, dtypes.int64)
     position = (steps * 2 + 1) * old // (2 * size) if centres else steps * old // size
     return UOp(Ops.TAKE, u.dtype, (u, position), axis)

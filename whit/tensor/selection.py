@@ -1,4 +1,5 @@
-"""What stands between the brackets of `x[…]`: NumPy's rules, lowered to views, TAKE and placed writes. UOp level."""
+"""What stands between the brackets of `x[…]`: NumPy's rules, lowered to views, TAKE and placed writes. UOp
+level."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +15,8 @@ from whit.uop.uop import show_shape, show_size
 
 
 def actual(size: Sint) -> int | None:
-    """The value that a size has in this call: bound variables take their values; None when one is not bound."""
+    """The value that a size has in this call: bound variables take their values; None when one is not bound.
+    """
     if isinstance(size, int):
         return size
     value = simplify(size.substitute({node: node.src[1] for node in size.toposort() if node.op is Ops.BIND}))
@@ -44,7 +46,8 @@ class AxisRead:
 
 @dataclass(slots=True)
 class IndexArray:
-    """An integer array in the brackets: its axis in the basic view; `known`: every element was checked to be inside."""
+    """An integer array in the brackets: its axis in the basic view; `known`: every element was checked to be
+    inside."""
 
     axis: int
     index: UOp
@@ -55,8 +58,8 @@ class IndexArray:
 class Selection:
     """A parsed index: the basic view, then the index arrays.
 
-    layout: the axes of the basic view, each a source axis or None for a new one of size 1 (integers are dropped).
-    place: how many of the axes that no array indexes come before the arrays' axes in the result.
+    layout: the axes of the basic view, each a source axis or None for a new one of size 1 (integers are
+    dropped). place: how many of the axes that no array indexes come before the arrays' axes in the result.
     """
 
     source: Shape
@@ -108,11 +111,12 @@ def _common_shape(shapes: Sequence[Shape]) -> Shape:
 
 
 def _window(read: AxisRead, size: Sint) -> tuple[Sint, Sint, int, int]:
-    """(start, stop, zeros needed behind, offset): source[start:stop] and the zeros make `length` blocks of `step`
-    elements, and the element at `offset` of each block is one that is read."""
+    """(start, stop, zeros needed behind, offset): source[start:stop] and the zeros make `length` blocks of
+    `step` elements, and the element at `offset` of each block is one that is read."""
     if read.step == 1:
         return read.low, plain(read.low + read.length), 0, 0
-    assert isinstance(read.low, int) and isinstance(read.length, int) and isinstance(size, int), "steps need plain sizes"
+    assert isinstance(read.low, int) and isinstance(read.length, int), "a step needs plain limits"
+    assert isinstance(size, int), "a step needs a plain size"
     width = read.length * read.step
     offset = max(0, read.low + width - size)
     if offset <= read.low:  # moving the window to the left avoids the zeros
@@ -122,7 +126,8 @@ def _window(read: AxisRead, size: Sint) -> tuple[Sint, Sint, int, int]:
 
 def is_view(selection: Selection) -> bool:
     """Whether the basic part is a chain of RESHAPE, SHRINK and FLIP (no PAD)."""
-    return all(_window(read, size)[2] == 0 for read, size in zip(selection.reads, selection.source, strict=True))
+    return all(_window(read, size)[2] == 0 for read, size in zip(selection.reads, selection.source,
+                                                                 strict=True))
 
 
 def read_basic(source: UOp, selection: Selection) -> UOp:
@@ -138,8 +143,12 @@ def read_basic(source: UOp, selection: Selection) -> UOp:
     return u.reshape(selection.basic_shape)
 
 
-def _blocks(reads: list[AxisRead], windows: list[tuple[Sint, Sint, int, int]]) -> tuple[Shape, tuple[tuple[Sint, Sint], ...]]:
-    """Shape with each stepped axis split into (length, step), and the limits that pick one element of a block."""
+def _blocks(reads: list[AxisRead], windows: list[tuple[Sint, Sint, int, int]]) -> tuple[Shape,
+                                                                                        tuple[tuple[Sint,
+                                                                                                    Sint],
+                                                                                              ...]]:
+    """Shape with each stepped axis split into (length, step), and the limits that pick one element of a
+    block."""
     blocks: list[Sint] = []
     picks: list[tuple[Sint, Sint]] = []
     for read, (_, _, _, offset) in zip(reads, windows, strict=True):
@@ -152,7 +161,8 @@ def _blocks(reads: list[AxisRead], windows: list[tuple[Sint, Sint, int, int]]) -
 
 
 def place_basic(value: UOp, selection: Selection) -> UOp:
-    """The inverse of `read_basic`: an array of the source's shape with `value` where the view reads, zeros elsewhere."""
+    """The inverse of `read_basic`: an array of the source's shape with `value` where the view reads, zeros
+    elsewhere."""
     reads = selection.reads
     windows = [_window(read, size) for read, size in zip(reads, selection.source, strict=True)]
     u = value.reshape(tuple([read.length for read in reads]))
@@ -160,9 +170,11 @@ def place_basic(value: UOp, selection: Selection) -> UOp:
     if any(read.step > 1 for read in reads):
         blocks, picks = _blocks(reads, windows)
         single = tuple([plain(stop - start) for start, stop in picks])
-        u = u.reshape(single).pad(tuple([(start, plain(size - stop)) for (start, stop), size in zip(picks, blocks, strict=True)]))
+        u = u.reshape(single).pad(tuple([(start, plain(size - stop)) for (start, stop),
+                                         size in zip(picks, blocks, strict=True)]))
         u = u.reshape(tuple([read.length * read.step for read in reads]))
-        u = u.shrink(tuple([(0, size - behind) for size, (_, _, behind, _) in zip(u.shape, windows, strict=True)]))
+        u = u.shrink(tuple([(0, size - behind) for size,
+                            (_, _, behind, _) in zip(u.shape, windows, strict=True)]))
     return u.pad(tuple([(start, plain(size - stop))
                         for (start, stop, _, _), size in zip(windows, selection.source, strict=True)]))
 
@@ -191,7 +203,8 @@ def _merge(u: UOp, selection: Selection, place: int) -> tuple[UOp, UOp, int]:
 
 def wrapped(index: UOp, size: Sint) -> UOp:
     """The index as int32 or int64, with negative values counted from the end."""
-    index = index.cast(dtypes.int64 if index.dtype.itemsize == 8 or index.dtype is dtypes.uint32 else dtypes.int32)
+    index = index.cast(dtypes.int64 if index.dtype.itemsize == 8 or index.dtype is dtypes.uint32
+                       else dtypes.int32)
     if index.vmin >= 0:
         return index
     end = UOp.const(size, index.dtype) if isinstance(size, int) else size.cast(index.dtype)
@@ -199,7 +212,8 @@ def wrapped(index: UOp, size: Sint) -> UOp:
 
 
 def _linear(arrays: list[IndexArray], sizes: list[Sint]) -> UOp:
-    """One position along the merged axes; -1, which reads 0, where any of the arrays is outside of its axis."""
+    """One position along the merged axes; -1, which reads 0, where any of the arrays is outside of its axis.
+    """
     largest = UOp.index(prod(sizes)).vmax
     wide = largest > dtypes.int32.max or any(array.index.dtype.itemsize == 8 for array in arrays)
     dtype = dtypes.int64 if wide else dtypes.int32
@@ -237,7 +251,8 @@ def last_writer(index: UOp, size: Sint) -> UOp:
     """For each of `size` targets the last position of the 1-D `index` that names it, or -1. Shape (size,)."""
     count = index.shape[0]
     hit = index.reshape((1, count)).equal(iota(size, index.dtype).reshape((size, 1)))  # (size, count)
-    return hit.where(iota(count, dtypes.int32).reshape((1, count)), UOp.const(-1, dtypes.int32)).reduce(Ops.MAX, (1,)) \
+    return hit.where(iota(count, dtypes.int32).reshape((1, count)),
+                     UOp.const(-1, dtypes.int32)).reduce(Ops.MAX, (1,)) \
         if count != 0 else UOp.const(-1, dtypes.int32).reshape((1,)).expand((size,))
 
 
@@ -273,8 +288,8 @@ class _Mask:
 def select(shape: Shape, index: object, make_array: MakeArray) -> Selection:
     """Parse what stands between the brackets for a source of that shape.
 
-    `make_array` turns host integers into an array. Errors: IndexingError for too many indices, integers outside of
-    their axis, masks of the wrong shape, and anything that cannot index.
+    `make_array` turns host integers into an array. Errors: IndexingError for too many indices, integers
+    outside of their axis, masks of the wrong shape, and anything that cannot index.
     """
     items = _items(index)
     consumed = sum(_axes_of(item) for item in items)
@@ -282,7 +297,8 @@ def select(shape: Shape, index: object, make_array: MakeArray) -> Selection:
         raise IndexingError(f"{consumed} indices into shape {show_shape(shape)}",
                             because=f"it has {len(shape)} axes", fix="use fewer indices, or unsqueeze first")
     items = _without_ellipsis(items, len(shape) - consumed)
-    builder = _Builder(shape, make_array, any(isinstance(item, (_Data, _Mask, UOp)) and not _is_index(item) for item in items))
+    builder = _Builder(shape, make_array, any(isinstance(item, (_Data, _Mask, UOp)) and not _is_index(item)
+                                              for item in items))
     for item in items:
         builder.add(item)
     return builder.finish()
@@ -293,7 +309,8 @@ def _is_index(item: object) -> bool:
 
 
 def _items(index: object) -> list[object]:
-    """One entry per index: None, Ellipsis, slice, int, UOp (symbolic if of dtype index, else an array), _Data or _Mask."""
+    """One entry per index: None, Ellipsis, slice, int, UOp (symbolic if of dtype index, else an array), _Data
+    or _Mask."""
     return [_item(item) for item in (index if isinstance(index, tuple) else (index,))]
 
 
@@ -321,7 +338,8 @@ def _checked_array(uop: UOp) -> UOp:
     if uop.dtype.is_bool:
         raise IndexingError(f"index with a bool tensor of shape {show_shape(uop.shape)}",
                             because="the size of the result would depend on its values",
-                            fix="use masked_select (which computes the mask now), where, or a NumPy bool array")
+                            fix="use masked_select (which computes the mask now), where, or a NumPy bool "
+                                "array")
     if not uop.dtype.is_int:
         raise IndexingError(f"index with a tensor of dtype {uop.dtype}", because="indices are integers",
                             fix="cast it to dtypes.int32")
@@ -335,7 +353,8 @@ def _numpy_item(item: Any) -> object:
         return _mask(item.ravel().tolist(), item.shape)
     if item.dtype.kind in "iu" or item.size == 0:
         return _Data([int(value) for value in item.ravel().tolist()], tuple(item.shape))
-    raise IndexingError(f"index with a NumPy array of dtype {item.dtype}", because="indices are integers or bools",
+    raise IndexingError(f"index with a NumPy array of dtype {item.dtype}",
+                        because="indices are integers or bools",
                         fix="convert it with astype(int)")
 
 
@@ -349,7 +368,8 @@ def _nested(item: Sequence[Any]) -> object:
 
 def _whole(value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise IndexingError(f"index with a list that contains {value!r}", because="indices are all integers or all bools",
+        raise IndexingError(f"index with a list that contains {value!r}",
+                            because="indices are all integers or all bools",
                             fix="convert its elements first")
     return int(value.__index__())
 
@@ -361,7 +381,8 @@ def _fill(item: Any, values: list[Any]) -> tuple[int, ...]:
         return ()
     inner = {_fill(part, values) for part in item}
     if len(inner) > 1:
-        raise IndexingError(f"index with {item!r}", because="its rows have different lengths", fix="make them equally long")
+        raise IndexingError(f"index with {item!r}", because="its rows have different lengths",
+                            fix="make them equally long")
     return (len(item), *(inner.pop() if inner else ()))
 
 
@@ -385,7 +406,8 @@ def _without_ellipsis(items: list[object], missing: int) -> list[object]:
     """Write out `...` (or the end, if there is none) as full slices."""
     places = [position for position, item in enumerate(items) if item is Ellipsis]
     if len(places) > 1:
-        raise IndexingError("index with more than one ...", because="it could stand for any split of the axes", fix="keep one")
+        raise IndexingError("index with more than one ...",
+                            because="it could stand for any split of the axes", fix="keep one")
     place = places[0] if places else len(items)
     full: Iterable[object] = [slice(None)] * missing
     # a marker (None, 0 axes) keeps `x[a, ..., b]` separated even when ... stands for nothing
@@ -457,7 +479,8 @@ class _Builder:
         value, length = actual(item), actual(size)
         if value is not None and length is not None and not -length <= value < length:
             raise IndexingError(f"index {value} into axis {self.next} of {show_shape(self.shape)}",
-                                because=f"it must be from {-length} to {length - 1}" if length else "the axis is empty",
+                                because=f"it must be from {-length} to {length - 1}" if length
+                                else "the axis is empty",
                                 fix="use an index within the axis")
         if isinstance(item, int):
             return item if item >= 0 else plain(size + item)
@@ -471,7 +494,8 @@ class _Builder:
         for value in values:
             if not -length <= value < length:
                 raise IndexingError(f"index {value} into axis {self.next} of {show_shape(self.shape)}",
-                                    because=f"it must be from {-length} to {length - 1}" if length else "the axis is empty",
+                                    because=f"it must be from {-length} to {length - 1}" if length
+                                    else "the axis is empty",
                                     fix="use indices within the axis")
         if isinstance(size, int):
             self._index_array(self.make_array([value % size for value in values], shape), known=True)
@@ -482,26 +506,32 @@ class _Builder:
         if not mask.shape:  # x[True] and x[False]: a new axis of size 1 or 0
             self.source.append(1)
             self.reads.append(AxisRead(0, 1))
-            self.arrays.append(IndexArray(len(self.layout), self.make_array([0] * mask.count, (mask.count,)), True))
+            self.arrays.append(IndexArray(len(self.layout), self.make_array([0] * mask.count, (mask.count,)),
+                                          True))
             self.layout.append(len(self.reads) - 1)
             return
         wanted = self.shape[self.next:self.next + len(mask.shape)]
         if mask.shape != wanted:
-            raise IndexingError(f"index with a mask of shape {show_shape(mask.shape)} at axis {self.next} of {show_shape(self.shape)}",
-                                because=f"the axes that it covers are {show_shape(wanted)}", fix="give a mask of that shape")
+            raise IndexingError(
+                f"index with a mask of shape {show_shape(mask.shape)} at axis {self.next} of "
+                f"{show_shape(self.shape)}",
+                because=f"the axes that it covers are {show_shape(wanted)}",
+                fix="give a mask of that shape")
         for coordinates in mask.coordinates:
             self._index_array(self.make_array(coordinates, (mask.count,)), known=True)
 
     def finish(self) -> Selection:
         side_by_side = all(b == a + 1 for a, b in zip(self.advanced, self.advanced[1:]))
-        return Selection(tuple(self.source), self.reads, self.layout, self.arrays, self.place if side_by_side else 0)
+        return Selection(tuple(self.source), self.reads, self.layout, self.arrays, self.place if side_by_side
+                         else 0)
 
 
 def slice_read(item: slice, size: Sint, axis: int) -> AxisRead:
     """A slice of an axis of that size; Python's clamping where everything is a plain integer."""
     start, stop, step = [_bound(part) for part in (item.start, item.stop, item.step)]
     if step == 0 or isinstance(step, UOp):
-        raise IndexingError(f"slice of axis {axis} with step {show_size(step)}", because="a step is a whole number other than 0",
+        raise IndexingError(f"slice of axis {axis} with step {show_size(step)}",
+                            because="a step is a whole number other than 0",
                             fix="use 1 or -1, or another step that is known now")
     if isinstance(size, int) and not isinstance(start, UOp) and not isinstance(stop, UOp):
         first, last, stride = slice(start, stop, step).indices(size)
@@ -538,7 +568,8 @@ def _symbolic_slice(start: int | UOp | None, stop: int | UOp | None, size: Sint,
     if isinstance(high, int) and isinstance(size, int):
         high = min(high, size)
     values = actual(low), actual(high), actual(size)
-    if all(value is not None for value in values) and not 0 <= values[0] <= values[1] <= values[2]:  # type: ignore[operator]
+    if all(value is not None
+           for value in values) and not 0 <= values[0] <= values[1] <= values[2]:  # type: ignore[operator]
         raise IndexingError(f"slice {values[0]}:{values[1]} of axis {axis} with {values[2]} elements",
                             because="symbolic limits are not clamped", fix="keep 0 <= start <= stop <= size")
     return AxisRead(low, plain(high - low))

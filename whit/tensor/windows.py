@@ -1,4 +1,5 @@
-"""Sliding windows, convolution and pooling as movement ops and reductions. Node level, any number of spatial axes."""
+"""Sliding windows, convolution and pooling as movement ops and reductions. Node level, any number of spatial
+axes."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,27 +19,30 @@ def per_axis(value: Any, count: int, what: str) -> Ints:
     """One whole number for each spatial axis: a number for all of them, or one each."""
     values = (value,) * count if isinstance(value, int) else tuple(value)
     if len(values) != count or not all(isinstance(v, int) for v in values):
-        raise ArgumentError(f"{what}={value!r} for {count} spatial axes", because="it takes one whole number, or one for each axis",
+        raise ArgumentError(f"{what}={value!r} for {count} spatial axes",
+                            because="it takes one whole number, or one for each axis",
                             fix=f"pass an int or {count} of them")
     return values
 
 
 def resolve_padding(padding: Any, kernel: Ints, dilation: Ints, stride: Ints) -> Pads:
-    """(before, after) of each spatial axis from: a number; one number an axis; two numbers an axis, last axis first, as
-    `pad` has them; pairs; "valid"; or "same" (stride 1)."""
+    """(before, after) of each spatial axis from: a number; one number an axis; two numbers an axis, last axis
+    first, as `pad` has them; pairs; "valid"; or "same" (stride 1)."""
     count = len(kernel)
     if padding == "valid":
         return ((0, 0),) * count
     if padding == "same":
         if any(s != 1 for s in stride):
-            raise ArgumentError(f'padding="same" with stride {stride}', because="the output would be smaller than the input",
+            raise ArgumentError(f'padding="same" with stride {stride}',
+                                because="the output would be smaller than the input",
                                 fix="use stride 1 or give numbers")
         spans = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
         return tuple([(span // 2, span - span // 2) for span in spans])
     if isinstance(padding, int):
         return ((padding, padding),) * count
     if isinstance(padding, str):
-        raise ArgumentError(f"padding={padding!r}", because="there is no such padding", fix='use "same", "valid" or numbers')
+        raise ArgumentError(f"padding={padding!r}", because="there is no such padding",
+                            fix='use "same", "valid" or numbers')
     given = tuple(padding)
     if len(given) == count and all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in given):
         return tuple([(int(before), int(after)) for before, after in given])
@@ -47,7 +51,8 @@ def resolve_padding(padding: Any, kernel: Ints, dilation: Ints, stride: Ints) ->
             return tuple([(p, p) for p in given])
         if len(given) == 2 * count:
             return tuple([(given[2 * i], given[2 * i + 1]) for i in reversed(range(count))])
-    raise ArgumentError(f"padding={padding!r} for {count} spatial axes", because="it takes one number, one or two an axis, or pairs",
+    raise ArgumentError(f"padding={padding!r} for {count} spatial axes",
+                        because="it takes one number, one or two an axis, or pairs",
                         fix=f"pass an int, {count} or {2 * count} of them")
 
 
@@ -96,24 +101,31 @@ def windows(u: UOp, kernel: Ints, stride: Ints, dilation: Ints) -> UOp:
 
     Shapes: (…, *size) -> (…, *out, *kernel).
 
-    Windows that overlap come from a skew: with P the row length, k copies of a row end to end, read again in rows of
-    P + dilation, have in row ky the elements ky * dilation further on. Zeros in front of the row keep the same true of the
-    gradient, so that neither direction is left with a division that the index algebra cannot remove.
+    Windows that overlap come from a skew: with P the row length, k copies of a row end to end, read again in
+    rows of P + dilation, have in row ky the elements ky * dilation further on. Zeros in front of the row keep
+    the same true of the gradient, so that neither direction is left with a division that the index algebra
+    cannot remove.
     """
     lead = u.ndim - len(kernel)
     batch = u.shape[:lead]
     axes = [Geometry(size, k, s, d)
-            for size, k, s, d in zip(spatial_sizes("windows", u.shape, len(kernel)), kernel, stride, dilation, strict=True)]
+            for size, k, s, d in zip(spatial_sizes("windows", u.shape, len(kernel)), kernel, stride, dilation,
+                                     strict=True)]
     u = pad_or_crop(u, [_first_pad(a) for a in axes])
     if not all(a.disjoint for a in axes):
         u = u.reshape(_shape(batch, [(a.out * a.stride,) if a.disjoint else (1, a.row) for a in axes]))
         u = u.expand(_shape(batch, [(a.out * a.stride,) if a.disjoint else (a.kernel, a.row) for a in axes]))
-        u = u.reshape(_shape(batch, [(a.out * a.stride,) if a.disjoint else (a.kernel * a.row,) for a in axes]))
+        u = u.reshape(_shape(batch, [(a.out * a.stride,) if a.disjoint else (a.kernel * a.row,)
+                                     for a in axes]))
         u = pad_or_crop(u, [(0, 0) if a.disjoint else (0, a.kernel * a.dilation) for a in axes])
-        u = u.reshape(_shape(batch, [(a.out * a.stride,) if a.disjoint else (a.kernel, a.row + a.dilation) for a in axes]))
-        u = u.shrink(_limits(batch, [[(0, a.out * a.stride)] if a.disjoint else [(0, a.kernel), _useful(a)] for a in axes]))
-    u = u.reshape(_shape(batch, [(a.out, a.stride) if a.disjoint else (a.kernel, a.out, a.stride) for a in axes]))
-    u = u.shrink(_limits(batch, [[(0, a.out), (0, a.kernel)] if a.disjoint else [(0, a.kernel), (0, a.out), (0, 1)] for a in axes]))
+        u = u.reshape(_shape(batch, [(a.out * a.stride,) if a.disjoint else (a.kernel, a.row + a.dilation)
+                                     for a in axes]))
+        u = u.shrink(_limits(batch, [[(0, a.out * a.stride)] if a.disjoint else [(0, a.kernel), _useful(a)]
+                                     for a in axes]))
+    u = u.reshape(_shape(batch, [(a.out, a.stride) if a.disjoint else (a.kernel, a.out, a.stride)
+                                 for a in axes]))
+    u = u.shrink(_limits(batch, [[(0, a.out), (0, a.kernel)] if a.disjoint
+                                 else [(0, a.kernel), (0, a.out), (0, 1)] for a in axes]))
     u = u.reshape(_shape(batch, [(a.out, a.kernel) if a.disjoint else (a.kernel, a.out) for a in axes]))
     outs = [lead + 2 * i + (0 if a.disjoint else 1) for i, a in enumerate(axes)]
     kernels = [lead + 2 * i + (1 if a.disjoint else 0) for i, a in enumerate(axes)]
@@ -147,37 +159,43 @@ def spatial_sizes(what: str, shape: Shape, count: int) -> Ints:
     sizes = shape[len(shape) - count:]
     plain = tuple([size for size in sizes if isinstance(size, int)])
     if len(plain) != len(sizes):
-        raise ShapeError(f"{what} of shape {show_shape(shape)}", because="its spatial sizes are symbolic", fix="shrink them to known sizes")
+        raise ShapeError(f"{what} of shape {show_shape(shape)}", because="its spatial sizes are symbolic",
+                         fix="shrink them to known sizes")
     return plain
 
 
 def check_windows(what: str, sizes: Ints, pads: Pads, kernel: Ints, stride: Ints, dilation: Ints) -> None:
     """Every axis has room for a window."""
     if any(n < 1 for n in (*kernel, *stride, *dilation)):
-        raise ArgumentError(f"{what} with kernel {kernel}, stride {stride}, dilation {dilation}", because="each must be at least 1",
+        raise ArgumentError(f"{what} with kernel {kernel}, stride {stride}, dilation {dilation}",
+                            because="each must be at least 1",
                             fix="use positive numbers")
     for size, (before, after), k, d in zip(sizes, pads, kernel, dilation, strict=True):
         if size + before + after < d * (k - 1) + 1:
             raise ShapeError(f"{what} of spatial shape {show_shape(sizes)} with kernel {kernel}",
-                             because=f"a window reaches over {d * (k - 1) + 1} elements, there are {size + before + after} with padding",
+                             because=f"a window reaches over {d * (k - 1) + 1} elements, there are "
+                                     f"{size + before + after} with padding",
                              fix="use a smaller kernel or more padding")
 
 
 # ---- convolution -------------------------------------------------------------------------------------------
 
 
-def convolve(x: UOp, weight: UOp, groups: int, stride: Any, dilation: Any, padding: Any, dtype: DType | None) -> UOp:
-    """Cross-correlation. Shapes: x (n, groups * c, *size), weight (groups * r, c, *kernel) -> (n, groups * r, *out)."""
+def convolve(x: UOp, weight: UOp, groups: int, stride: Any, dilation: Any, padding: Any, dtype: DType
+             | None) -> UOp:
+    """Cross-correlation. Shapes: x (n, groups * c, *size), weight (groups * r, c, *kernel) -> (n, groups * r,
+    *out)."""
     count = weight.ndim - 2
     kernel = spatial_sizes("convolution", weight.shape, count)
     stride_, dilation_ = per_axis(stride, count, "stride"), per_axis(dilation, count, "dilation")
     pads = resolve_padding(padding, kernel, dilation_, stride_)
     channels, outputs = x.shape[1], weight.shape[0]
     if channels != groups * weight.shape[1] or outputs % groups:
-        raise ShapeError(f"convolution of {show_shape(x.shape)} with weight {show_shape(weight.shape)}, groups={groups}",
-                         because=f"the input has {channels} channels, the weight wants {groups} * {weight.shape[1]}, "
-                                 f"and its {outputs} outputs must divide into the groups",
-                         fix="the weight is (outputs, input channels / groups, *kernel)")
+        raise ShapeError(
+            f"convolution of {show_shape(x.shape)} with weight {show_shape(weight.shape)}, groups={groups}",
+            because=f"the input has {channels} channels, the weight wants {groups} * {weight.shape[1]}, "
+                    f"and its {outputs} outputs must divide into the groups",
+            fix="the weight is (outputs, input channels / groups, *kernel)")
     sizes = spatial_sizes("convolution", x.shape, count)
     check_windows("convolution", sizes, pads, kernel, stride_, dilation_)
     w = windows(pad_or_crop(x, pads), kernel, stride_, dilation_)  # (n, g * c, *out, *kernel)
@@ -188,21 +206,26 @@ def convolve(x: UOp, weight: UOp, groups: int, stride: Any, dilation: Any, paddi
     return sum_of_products(left, right, axes, dtype).reshape((x.shape[0], outputs, *out))
 
 
-def convolve_transposed(x: UOp, weight: UOp, groups: int, stride: Any, dilation: Any, padding: Any, extra: Any) -> UOp:
-    """The gradient of a convolution as an operation. weight (groups * c, r, *kernel) -> (n, groups * r, *out)."""
+def convolve_transposed(x: UOp, weight: UOp, groups: int, stride: Any, dilation: Any, padding: Any,
+                        extra: Any) -> UOp:
+    """The gradient of a convolution as an operation. weight (groups * c, r, *kernel) -> (n, groups * r,
+    *out)."""
     count = weight.ndim - 2
     kernel = spatial_sizes("transposed convolution", weight.shape, count)
     stride_, dilation_ = per_axis(stride, count, "stride"), per_axis(dilation, count, "dilation")
     more = per_axis(extra, count, "output_padding")
     pads = resolve_padding(padding, kernel, dilation_, (1,) * count)
     if x.shape[1] != weight.shape[0] or weight.shape[0] % groups:
-        raise ShapeError(f"transposed convolution of {show_shape(x.shape)} with weight {show_shape(weight.shape)}, groups={groups}",
-                         because=f"the input has {x.shape[1]} channels, the weight wants {weight.shape[0]}, in equal groups",
-                         fix="the weight is (input channels, outputs / groups, *kernel)")
+        raise ShapeError(
+            f"transposed convolution of {show_shape(x.shape)} with weight {show_shape(weight.shape)}, "
+            f"groups={groups}",
+            because=f"the input has {x.shape[1]} channels, the weight wants {weight.shape[0]}, in equal "
+                    "groups",
+            fix="the weight is (input channels, outputs / groups, *kernel)")
     sizes = spatial_sizes("transposed convolution", x.shape, count)
     inputs, r = weight.shape[0] // groups, weight.shape[1]
-    w = weight.reshape((groups, inputs, r, *kernel)).permute((0, 2, 1, *range(3, 3 + count))).reshape((groups * r, inputs, *kernel))
-    w = w.flip(tuple(range(2, 2 + count)))
+    w = weight.reshape((groups, inputs, r, *kernel)).permute((0, 2, 1, *range(3, 3 + count)))
+    w = w.reshape((groups * r, inputs, *kernel)).flip(tuple(range(2, 2 + count)))
     spread = _with_gaps(x, sizes, stride_)
     widths = tuple([(d * (k - 1) - before, d * (k - 1) - after + e)
                     for k, d, (before, after), e in zip(kernel, dilation_, pads, more, strict=True)])
@@ -225,8 +248,8 @@ def _with_gaps(x: UOp, sizes: Ints, stride: Ints) -> UOp:
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """The resolved arguments of a pooling call. `pads`: what the caller asked for; `ceiling`: with room for the last, partly
-    filled window."""
+    """The resolved arguments of a pooling call. `pads`: what the caller asked for; `ceiling`: with room for
+    the last, partly filled window."""
 
     kernel: Ints
     stride: Ints
@@ -236,12 +259,14 @@ class Pooling:
     sizes: Ints
 
 
-def pooling(what: str, shape: Shape, kernel: Any, stride: Any, dilation: Any, padding: Any, ceil_mode: bool) -> Pooling:
+def pooling(what: str, shape: Shape, kernel: Any, stride: Any, dilation: Any, padding: Any,
+            ceil_mode: bool) -> Pooling:
     """Check and resolve the arguments of a pooling call."""
     kernel_ = (kernel, kernel) if isinstance(kernel, int) else tuple(kernel)
     count = len(kernel_)
     if len(shape) < count:
-        raise ShapeError(f"{what} of shape {show_shape(shape)} with kernel {kernel_}", because=f"it has fewer than {count} axes",
+        raise ShapeError(f"{what} of shape {show_shape(shape)} with kernel {kernel_}",
+                         because=f"it has fewer than {count} axes",
                          fix="give the kernel one size for each spatial axis")
     stride_ = kernel_ if stride is None else per_axis(stride, count, "stride")
     dilation_ = per_axis(dilation, count, "dilation")
@@ -251,7 +276,8 @@ def pooling(what: str, shape: Shape, kernel: Any, stride: Any, dilation: Any, pa
     ceiling = pads
     if ceil_mode:
         ceiling = tuple([_ceil_pads(size, pair, k, s, d)
-                         for size, pair, k, s, d in zip(sizes, pads, kernel_, stride_, dilation_, strict=True)])
+                         for size, pair, k, s, d in zip(sizes, pads, kernel_, stride_, dilation_,
+                                                        strict=True)])
     return Pooling(kernel_, stride_, dilation_, pads, ceiling, sizes)
 
 
@@ -289,10 +315,11 @@ def average_pool(u: UOp, p: Pooling, count_include_pad: bool) -> UOp:
     total = w.reduce(Ops.ADD, kernel_axes(w, p))
     extended = p.ceiling != p.pads
     if (count_include_pad or all(pair == (0, 0) for pair in p.pads)) and not extended:
-        return total * (1 / prod(p.kernel))
+        return total * total.const_like(1 / prod(p.kernel))
     if count_include_pad:
         inner = tuple([size + sum(pair) for size, pair in zip(p.sizes, p.pads, strict=True)])
-        counted = pooled_windows(ones(inner, u.dtype), p, tuple([(0, b[1] - a[1]) for a, b in zip(p.pads, p.ceiling, strict=True)]))
+        counted = pooled_windows(ones(inner, u.dtype), p,
+                                 tuple([(0, b[1] - a[1]) for a, b in zip(p.pads, p.ceiling, strict=True)]))
     else:
         counted = pooled_windows(ones(p.sizes, u.dtype), p, p.ceiling)
     return total.alu(Ops.FDIV, counted.reduce(Ops.ADD, kernel_axes(counted, p)))
@@ -312,4 +339,5 @@ def max_pool_indices(u: UOp, out: UOp, p: Pooling) -> UOp:
     places = pooled_windows(positions, p, p.ceiling, total)
     best = out.reshape((*out.shape, *(1,) * len(p.kernel)))
     is_best = w.equal(best) | w.not_equal(w) if u.dtype.is_float else w.equal(best)
-    return is_best.where(places, UOp.const(total, dtypes.int32)).reduce(Ops.MIN, kernel_axes(w, p)).minimum(max(0, total - 1))
+    first = is_best.where(places, UOp.const(total, dtypes.int32)).reduce(Ops.MIN, kernel_axes(w, p))
+    return first.minimum(max(0, total - 1))
