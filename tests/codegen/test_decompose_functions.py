@@ -16,6 +16,7 @@ from whit.helpers import CompileError
 from whit.uop import ALU, DType, Op, Ops, UOp, dtypes
 from whit.uop.uop import alu
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # overflow and NaN are what is tested
 BASIC = frozenset(ALU) - {Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.ERF, Ops.POW, Ops.RECIPROCAL, Ops.THREEFRY, Ops.FLOORDIV, Ops.FLOORMOD}
 FUSED = Target("fused", "c", native=BASIC)
 PLAIN = Target("plain", "c", native=BASIC - {Ops.MULACC, Ops.TRUNC, Ops.FLOOR})
