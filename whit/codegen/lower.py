@@ -9,6 +9,7 @@ from typing import Any
 
 from whit.codegen.decompose import decompose
 from whit.codegen.opts import number_axes
+from whit.codegen.masks import simplify_masks
 from whit.codegen.target import Target
 from whit.uop import AxisType, Ops, RangeArg, SpecialArg, UOp, dtypes
 from whit.uop.rewrite import Pass
@@ -21,12 +22,13 @@ def prepare(ast: UOp) -> UOp:
     """The kernel in the form that opts and `linearize` expect; the same kernel when it is in that form already.
 
     - a RANGE of size 1 is 0
+    - masks and nested sums are simplified (see `whit.codegen.masks`)
     - a RANGE belongs to one loop: REDUCEs that cannot share a loop do not share a RANGE
     - independent REDUCEs over equal ranges that read a common buffer share their RANGEs, hence one loop
     - factors that a sum's ranges do not reach stand outside of it
     - output RANGEs are numbered as the ENDs nest them
     """
-    ast = drop_unit_ranges(ast)
+    ast = simplify_masks(drop_unit_ranges(ast))
     if sum(u.op is Ops.REDUCE for u in ast.toposort()):
         ast = share_loops(separate_loops(hoist_factors(ast)))
     return number_axes(ast)

@@ -1,0 +1,128 @@
+"""Masks and nested sums of a kernel in their simplest form, before opts look at its axes.
+
+Gradients of padded and windowed values arrive as sums inside of sums with the same mask on every operand:
+
+Before:  REDUCE(WHERE(v, REDUCE(INDEX(a, …, v) * INDEX(w, …, v), c; ADD), 0), p, q; ADD)
+After:   REDUCE(INDEX(a, …, v) * INDEX(w, …), p, q, c; ADD)
+
+A product is taken to be 0 where one factor is masked off: the other factor is assumed to be finite, as it is in every padded
+convolution.
+"""
+from __future__ import annotations
+
+from whit.uop import Ops, UOp, dtypes
+from whit.uop.symbolic import conjunction
+
+_DEPTH = 12  # how far below a choice a mask is looked for
+
+
+def simplify_masks(ast: UOp) -> UOp:
+    """Drop choices and masks that another mask implies, and flatten sums of sums."""
+    order = ast.toposort()
+    if not any(u.op is Ops.REDUCE or u.op is Ops.WHERE for u in order):
+        return ast
+    uses: dict[UOp, int] = {}
+    for node in order:
+        for s in node.src:
+            uses[s] = uses.get(s, 0) + 1
+    new: dict[UOp, UOp] = {}
+    for node in order:
+        src = tuple([new[s] for s in node.src])
+        result = node if src == node.src else node.replace(src=src)
+        if result.op is Ops.WHERE:
+            result = _choice(result)
+        elif result.op is Ops.REDUCE:
+            if uses.get(node.src[0]) == 1:
+                result = _flatten(result)
+            if result.arg.op is Ops.ADD and result.src[0].op is Ops.MUL:
+                result = result.replace(src=(_product(result.src[0]), *result.src[1:]))
+        new[node] = result
+    return new[ast]
+
+
+def conditions(mask: UOp) -> list[UOp]:
+    """The conditions that a mask is the conjunction of."""
+    found: list[UOp] = []
+    stack = [mask]
+    while stack:
+        node = stack.pop()
+        if node.op is Ops.AND and node.dtype is dtypes.bool:
+            stack += node.src[::-1]
+        else:
+            found.append(node)
+    return found
+
+
+def is_zero(node: UOp, outside: UOp, depth: int = _DEPTH) -> bool:
+    """Whether the value is 0 wherever the condition `outside` is false."""
+    op = node.op
+    if op is Ops.INDEX:
+        return len(node.src) > 2 and outside in conditions(node.src[2])
+    if op is Ops.CONST:
+        return bool(node.arg == 0)
+    if depth == 0:
+        return False
+    if op is Ops.MUL:
+        return any(is_zero(s, outside, depth - 1) for s in node.src)
+    if op in (Ops.CAST, Ops.NEG) or (op is Ops.REDUCE and node.arg.op is Ops.ADD):
+        return is_zero(node.src[0], outside, depth - 1)
+    if op in (Ops.ADD, Ops.SUB, Ops.MAX, Ops.MIN):
+        return all(is_zero(s, outside, depth - 1) for s in node.src)
+    if op is Ops.WHERE:
+        return all(is_zero(s, outside, depth - 1) for s in node.src[1:])
+    return False
+
+
+def _choice(where: UOp) -> UOp:
+    """WHERE(v, x, 0) without the conditions outside of which x is 0 anyway; on a read they become its mask."""
+    condition, value, other = where.src
+    if other.op is not Ops.CONST or other.arg != 0 or where.dtype is dtypes.index:
+        return where
+    if value.op is Ops.INDEX:
+        mask = conjunction(condition, *value.src[2:])
+        return value if mask is None else value.replace(src=(*value.src[:2], mask))
+    found = conditions(condition)
+    kept = [c for c in found if not is_zero(value, c)]
+    if len(kept) == len(found):
+        return where
+    mask = conjunction(*kept)
+    return value if mask is None else mask.where(value, other)
+
+
+def _flatten(reduce: UOp) -> UOp:
+    """A sum of sums (also: a maximum of maxima) is one over all the ranges."""
+    inner = reduce.src[0]
+    while inner.op is Ops.REDUCE and inner.arg == reduce.arg and not set(inner.src[1:]) & set(reduce.src[1:]):
+        reduce = reduce.replace(src=(inner.src[0], *reduce.src[1:], *inner.src[1:]))
+        inner = reduce.src[0]
+    return reduce
+
+
+def _product(product: UOp) -> UOp:
+    """Factors that lie within their buffer anyway need no mask that another factor has."""
+    factors: list[UOp] = []
+    stack = [product]
+    while stack:
+        node = stack.pop()
+        if node.op is Ops.MUL:
+            stack += node.src[::-1]
+        else:
+            factors.append(node)
+    result: list[UOp] = list(factors)
+    for at, factor in enumerate(factors):
+        if factor.op is Ops.INDEX and len(factor.src) > 2 and _in_bounds(factor):
+            others = [f for n, f in enumerate(result) if n != at]
+            kept = [c for c in conditions(factor.src[2]) if not any(is_zero(f, c) for f in others)]
+            mask = conjunction(*kept)
+            result[at] = factor.replace(src=factor.src[:2] if mask is None else (*factor.src[:2], mask))
+    if all(a is b for a, b in zip(result, factors, strict=True)):
+        return product
+    total = result[0]
+    for factor in result[1:]:
+        total = total * factor
+    return total
+
+
+def _in_bounds(read: UOp) -> bool:
+    low, high = read.src[1].bounds
+    return bool(low >= 0 and high < read.src[0].arg.size)
