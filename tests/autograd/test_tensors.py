@@ -188,3 +188,28 @@ def test_zeros_for_what_is_not_reached() -> None:
     x, y = Tensor([1.0, 2.0]), Tensor([[1.0], [2.0]])
     gx, gy = (x * 2).sum().gradient(x, y, materialize_grads=True)
     assert gx.tolist() == [2.0, 2.0] and gy.tolist() == [[0.0], [0.0]]
+
+
+def test_history_ends_where_a_value_was_overwritten() -> None:
+    """The values that the gradient needs are gone: an error, not a wrong number."""
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    loss = (x * x).sum()
+    assert loss.item() == 5.0
+    x.assign(Tensor([3.0, 4.0])).realize()
+    with pytest.raises(ArgumentError, match="depends on no tensor"):
+        loss.backward()
+    inner = (x * x).realize()
+    inner.assign(Tensor([0.0, 0.0])).realize()
+    with pytest.raises(ArgumentError, match="depends on no tensor"):
+        inner.sum().backward()
+
+
+def test_history_dies_with_its_value() -> None:
+    from whit.autograd.gradient import origins
+
+    before = len(origins)
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    inner = x.exp().realize()
+    assert len(origins) == before + 1
+    del inner
+    assert len(origins) == before

@@ -3,10 +3,14 @@ graph."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 from whit.autograd.rules import RULES, unbroadcast
 from whit.uop import Ops, UOp
+
+# BUFFER -> the graph that computed what lies in it, for gradients (see history.py)
+origins: weakref.WeakKeyDictionary[UOp, UOp] = weakref.WeakKeyDictionary()
 
 
 def gradient(outputs: Sequence[UOp], inputs: Sequence[UOp], upstreams: Sequence[UOp]) -> list[UOp | None]:
@@ -18,12 +22,16 @@ def gradient(outputs: Sequence[UOp], inputs: Sequence[UOp], upstreams: Sequence[
     again.
     """
     order = _order(outputs)
-    anchors = [_anchor(node) for node in inputs]
+    anchors = [anchor_of(node) for node in inputs]
     wanted = set(anchors)
     on_path: set[UOp] = set()
+    moved: dict[UOp, UOp] = {}  # inputs whose value has been given memory since the graph was built
     for node in order:
-        if node in wanted or any(source in on_path for source in _edges(node)):
+        if node.became is not None and node not in wanted and anchor_of(node.became) in wanted:
+            moved[node] = anchor_of(node.became)
+        if node in wanted or node in moved or any(source in on_path for source in edges_of(node)):
             on_path.add(node)
+    on_path.update(moved.values())
     sums: dict[UOp, UOp] = {}
     for output, upstream in zip(outputs, upstreams, strict=True):
         _add(sums, output, upstream)
@@ -31,12 +39,14 @@ def gradient(outputs: Sequence[UOp], inputs: Sequence[UOp], upstreams: Sequence[
         g = sums.get(node)
         if g is not None and node in on_path:
             _spread(node, g, on_path, sums)
+            if node in moved:
+                _add(sums, moved[node], g.reshape(moved[node].shape))
             if node not in wanted:
                 del sums[node]
     return [_result(node, anchor, sums, on_path) for node, anchor in zip(inputs, anchors, strict=True)]
 
 
-def _anchor(node: UOp) -> UOp:
+def anchor_of(node: UOp) -> UOp:
     """Where gradients of an input are gathered: for a shaped BUFFER the BUFFER itself, because a reshape of a
     reshape is built on the source and would pass the shaped node by."""
     return node.src[0] if node.op is Ops.RESHAPE and node.src[0].op is Ops.BUFFER else node
@@ -45,6 +55,9 @@ def _anchor(node: UOp) -> UOp:
 def _spread(node: UOp, g: UOp, on_path: set[UOp], sums: dict[UOp, UOp]) -> None:
     """Add the contributions of one node to its sources."""
     sources = _operands(node)
+    if node.op is Ops.BUFFER:
+        for source in sources:
+            _add(sums, source, g.reshape(source.shape))
     for source, rule in zip(sources, RULES.get(node.op, ()), strict=False):
         if source not in on_path or not source.dtype.is_float:
             continue
@@ -68,7 +81,10 @@ def _result(node: UOp, anchor: UOp, sums: dict[UOp, UOp], on_path: set[UOp]) -> 
 
 
 def _operands(node: UOp) -> tuple[UOp, ...]:
-    """What the rule is about: the sources; of a write, (old version, view, value)."""
+    """What the rule is about: the sources; of a write, (old version, view, value); of memory, its history."""
+    if node.op is Ops.BUFFER:
+        root = origins.get(node)
+        return () if root is None else (root,)
     if node.op is Ops.AFTER:
         target, *stores = node.src
         assert len(stores) == 1, "an AFTER of several writes is split before gradients are taken"
@@ -76,9 +92,9 @@ def _operands(node: UOp) -> tuple[UOp, ...]:
     return node.src
 
 
-def _edges(node: UOp) -> tuple[UOp, ...]:
+def edges_of(node: UOp) -> tuple[UOp, ...]:
     """The sources through which a gradient may flow."""
-    if not node.dtype.is_float or node.op not in RULES:
+    if not node.dtype.is_float or (node.op not in RULES and node.op is not Ops.BUFFER):
         return ()
     return tuple([source for source in _operands(node) if source.dtype.is_float])
 
@@ -91,7 +107,7 @@ def _order(outputs: Sequence[UOp]) -> list[UOp]:
         node, ready = stack.pop()
         if node in done:
             continue
-        edges = () if ready else _edges(node)
+        edges = () if ready else edges_of(node)
         if not edges:
             done[node] = None
             continue

@@ -71,7 +71,8 @@ def gradients(
             raise ArgumentError(
                 f"gradient for target {i} of shape {show_shape(target.shape)}",
                 because="the value does not depend on it through differentiable operations",
-                fix="check that it was not detached, cast to integers or replaced; "
+                fix="check that it was not detached, cast to integers or overwritten; mark it with "
+                "requires_grad=True if values are read in between; "
                 "materialize_grads=True gives zeros instead",
             )
         found.append(type(output)._wrap(_full(target.uop, 0) if result is None else result))

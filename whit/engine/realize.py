@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from whit.autograd import history
 from whit.engine.compile import Kernel, compiled
 from whit.engine.counters import GlobalCounters, account, timing
 from whit.helpers import DEV, VALIDATE, ArgumentError, all_int, prod
@@ -172,6 +173,9 @@ def realize(tensors: Sequence[Tensor]) -> None:
         slot = plan.slots[result.slot]
         node = memory[result.slot]
         buffer = _node_of(node, root, slot.size)
+        if not executed and history.remember(memory_of(buffer), root):
+            tensor.uop = buffer
+            continue
         _become(root, buffer)
         _become(stripped(root), _shaped(memory_of(buffer), stripped(root)))
         tensor.uop = buffer
@@ -179,14 +183,17 @@ def realize(tensors: Sequence[Tensor]) -> None:
         _become(after, after.src[0])
 
 
-_nodes: weakref.WeakKeyDictionary[Buffer, UOp] = weakref.WeakKeyDictionary()
+# weak in both directions: a node keeps its memory alive, not the other way round
+_nodes: weakref.WeakKeyDictionary[Buffer, weakref.ref[UOp]] = weakref.WeakKeyDictionary()
 
 
 def _node_of(memory: Buffer, root: UOp, size: int) -> UOp:
     """A BUFFER node for new memory, seen in the root's shape."""
-    node = _nodes.get(memory)
+    known = _nodes.get(memory)
+    node = known() if known is not None else None
     if node is None:
-        node = _nodes[memory] = adopt(UOp.new_buffer(size, root.dtype, memory.device), memory)
+        node = adopt(UOp.new_buffer(size, root.dtype, memory.device), memory)
+        _nodes[memory] = weakref.ref(node)
     return _shaped(node, root)
 
 
@@ -235,6 +242,7 @@ def readers_of(versions: set[UOp], known: set[int]) -> list[Tensor]:
     """Live tensors (but for those of the ids `known`) that read a version about to be overwritten, ready to be realized before
     the write: what is computed from the version stays as it is, what is the version itself becomes a copy of it."""
     found = []
+    history.forget_readers(versions)
     for tensor in Tensor.live:
         if id(tensor) in known or (tensor.uop.op is Ops.AFTER and tensor.uop in versions):
             continue

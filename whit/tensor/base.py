@@ -60,6 +60,7 @@ class TensorBase:
     uop: UOp
     grad: Self | None = None
     _requires_grad: bool | None = None
+    gradients_wanted: ClassVar[bool] = False  # whether any tensor was ever marked
 
     @classmethod
     def _wrap(cls, uop: UOp) -> Self:
@@ -109,6 +110,7 @@ class TensorBase:
                                  fix="cast it to a float dtype first")
             if self.uop.device is None:
                 self.uop = _unique(self.uop)
+            TensorBase.gradients_wanted = True
         self._requires_grad = value
 
     def numel(self) -> Sint:
