@@ -27,7 +27,8 @@ from whit.uop.dtype import DType, PyConst
 from whit.uop.ops import COMPARE, Op, Ops
 from whit.uop.uop import UOp, alu
 
-RuleSpec: TypeAlias = "tuple[UPat, UPat | PyConst] | tuple[UPat, UPat | PyConst, Callable[..., bool]]"
+Right: TypeAlias = "UPat | PyConst | Callable[..., UOp | None]"
+RuleSpec: TypeAlias = "tuple[UPat, Right] | tuple[UPat, Right, Callable[..., bool]]"
 _ANY: Any = object()
 
 
@@ -123,8 +124,8 @@ def rule(function: Callable[..., RuleSpec]) -> Rule:
         wanted = None if parameter.default is inspect.Parameter.empty else parameter.default
         variables[name] = UPat.cvar(name, wanted) if name.startswith("c_") else UPat.var(name, wanted)
     left, right, *guard = function(**variables)
-    return Rule(function.__name__, left, UPat.of(right), guard[0] if guard else None,
-                inspect.getdoc(function) or "")
+    made = right if isinstance(right, UPat) or callable(right) else UPat.of(right)
+    return Rule(function.__name__, left, made, guard[0] if guard else None, inspect.getdoc(function) or "")
 
 
 # ---- compilation -------------------------------------------------------------------------------------------
@@ -324,8 +325,11 @@ class PatternMatcher:
 
 def _may_match(pattern: UPat, ops: list[Op]) -> bool:
     """Whether the ops of a node's sources (when there are at most three) allow the pattern."""
-    if not isinstance(pattern.src, tuple):
+    if pattern.src is None:
         return True
+    if isinstance(pattern.src, UPat):
+        wanted = pattern.src.ops
+        return wanted is None or all(op in wanted for op in ops)
     if len(pattern.src) != len(ops):
         return False
     return len(ops) > 3 or all(s.ops is None or op in s.ops for s, op in zip(pattern.src, ops, strict=True))
