@@ -136,6 +136,15 @@ class TensorBase:
     def is_floating_point(self) -> bool:
         return self.uop.dtype.is_float
 
+    @property
+    def max_shape(self) -> tuple[int, ...]:
+        """The shape with symbolic sizes at their greatest."""
+        return tuple([size if isinstance(size, int) else int(size.vmax) for size in self.uop.shape])
+
+    def max_numel(self) -> int:
+        """The number of elements when symbolic sizes are at their greatest."""
+        return int(prod(self.max_shape))
+
     # ---- operands
 
     def _operands(self, other: Any, what: str) -> tuple[UOp, UOp]:

@@ -9,6 +9,7 @@ from whit.uop import Shape
 from whit.uop.uop import show_shape
 
 Group = list[str]
+BARE = "… alone"  # an ellipsis that is not in parentheses
 
 
 def plan(formula: str, shape: Shape, known: dict[str, int]) -> tuple[tuple[Any, ...], tuple[int, ...], tuple[Any, ...]]:
@@ -21,7 +22,7 @@ def plan(formula: str, shape: Shape, known: dict[str, int]) -> tuple[tuple[Any, 
     if not arrow or "->" in right_text:
         raise _error(formula, 'it has no single "->"', 'write "left -> right"')
     left, right = _parse(left_text, formula), _parse(right_text, formula)
-    dots = len(shape) - sum(1 for group in left if group != ["..."])
+    dots = len(shape) - sum(1 for group in left if group != [BARE])
     left, right = _spread(left, dots), _spread(right, dots)
     if len(left) != len(shape):
         raise ShapeError(f"rearrange({formula!r}) of shape {show_shape(shape)}",
@@ -52,7 +53,7 @@ def _parse(text: str, formula: str) -> list[Group]:
                 groups.append([])
         elif token == "..." or token.isidentifier():
             if inside is None:
-                groups.append([token])
+                groups.append([BARE if token == "..." else token])
             else:
                 inside.append(token)
         else:
@@ -67,7 +68,7 @@ def _spread(groups: list[Group], count: int) -> list[Group]:
     result: list[Group] = []
     names = [f".{i}" for i in range(count)]
     for group in groups:
-        if group == ["..."]:
+        if group == [BARE]:
             result += [[n] for n in names]
         else:
             result.append([n for part in group for n in (names if part == "..." else [part])])

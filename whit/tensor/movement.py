@@ -191,6 +191,9 @@ class MovementMixin(ElementwiseMixin):
             uop = uop.shrink(tuple(cut))
             widths = tuple([(max(before, 0), max(after, 0)) for before, after in widths])
         inner = uop.shape
+        if 0 in [size for size in inner if isinstance(size, int)]:  # nothing is inside
+            new = tuple([size + before + after for size, (before, after) in zip(inner, widths)])
+            return self._wrap(scalar_shape(self._wrap(uop)._operands(value, "pad")[1], new))
         if value == 0 or all(pair == (0, 0) for pair in widths):
             return self._wrap(uop.pad(widths))
         x = self._wrap(uop)

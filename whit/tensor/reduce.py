@@ -45,7 +45,11 @@ class ReduceMixin(MovementMixin):
     def _reduce(self, op: Op, axis: Axis, keepdim: Bool, what: str) -> Self:
         axes = self._axes(axis, what)
         shape = self.uop.shape
-        result = self.uop.reduce(op, axes)
+        if any(isinstance(shape[a], int) and shape[a] == 0 for a in axes):  # nothing to fold: the neutral value
+            neutral = UOp.const(identity(op, self.uop.dtype), self.uop.dtype)
+            result = scalar_shape(neutral, tuple([size for a, size in enumerate(shape) if a not in axes]))
+        else:
+            result = self.uop.reduce(op, axes)
         if keepdim:
             result = result.reshape(tuple([1 if a in axes else size for a, size in enumerate(shape)]))
         return self._wrap(result)
