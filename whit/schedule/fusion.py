@@ -25,6 +25,7 @@ RELUCTANCE = 1.5  # recomputing must cost this much more than memory before a va
 SHARED_COST = 8.0  # a value used twice and at least this dear will be written by one of its users
 SMALL_WORK = 200_000.0  # below this a kernel needs no parallelism
 FEW_ROWS = 8  # fewer outer iterations than this cannot feed the threads
+REUSE = 4.0  # a reduction that uses an element more often than this wants a register tile: a loop nest of its own
 CHAIN_LIMIT = 256  # ops fused into one kernel at most
 
 
@@ -135,6 +136,7 @@ class Costs:
     cost: dict[UOp, float] = field(default_factory=dict)
     ops: dict[UOp, int] = field(default_factory=dict)
     reads: dict[UOp, bool] = field(default_factory=dict)
+    contractions: set[UOp] = field(default_factory=set)  # reductions that use each element they read many times
 
 
 def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
@@ -145,7 +147,11 @@ def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
             users[source] = users.get(source, 0) + 1
     result = Costs()
     seen: dict[UOp, tuple[float, int, bool]] = {}  # what a consumer sees
+    read: dict[UOp, float] = {}  # distinct elements that computing the whole node reads (shared sources count twice)
     for node in nodes:
+        read[node] = sum([read[s] for s in node.src])
+        if node.op is Ops.REDUCE and count(node.src[0]) > REUSE * max(1.0, read[node]):
+            result.contractions.add(node)
         cost, ops, reads = _own_cost(node, seen)
         result.cost[node], result.ops[node], result.reads[node] = cost, ops, reads
         if ops > CHAIN_LIMIT and not node.op.is_movement and node not in forced and node.op not in (Ops.SINK, Ops.STORE):
@@ -153,6 +159,8 @@ def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
         shared = users.get(node, 0) > 1 and cost >= SHARED_COST and node.op not in _VIEWS
         in_memory = node in forced or node.op in (Ops.BUFFER, Ops.AFTER, Ops.COPY) or (shared and reads)
         seen[node] = (1.0, 1, True) if in_memory else (cost, ops, reads)
+        if in_memory:
+            read[node] = count(node)
     return result
 
 
@@ -264,6 +272,8 @@ def _why_realize(node: UOp, places: dict[tuple[int, Place], Home], costs: Costs)
     size, cost = max(1.0, count(node)), costs.cost[node]
     if node.op is Ops.REDUCE:
         reason = _starves_threads(node, places, cost * size)
+        if reason is None and node in costs.contractions and cost * size >= SMALL_WORK:
+            reason = _spoils_tile(places)
         if reason is not None:
             return reason
     dear = cost * size >= SMALL_WORK / 10
@@ -292,6 +302,17 @@ def _starves_threads(node: UOp, places: dict[tuple[int, Place], Home], work: flo
         whole = product_of_sizes(frozenset(home.order))
         if outer < FEW_ROWS and (whole > outer or count(node) >= FEW_ROWS):
             return f"only {outer:.0f} outer iterations for a reduction of {work:.3g} operations"
+    return None
+
+
+def _spoils_tile(places: dict[tuple[int, Place], Home]) -> str | None:
+    """A contraction may share a kernel with elementwise work on its own result and with sums over it, not with loops that only
+    others need."""
+    if len(places) > 1:
+        return "a contraction wanted at several places"
+    for (_, place), home in places.items():
+        if not frozenset(home.order) <= loops_of(place):
+            return "a contraction inside other loops"
     return None
 
 
