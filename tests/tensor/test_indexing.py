@@ -310,6 +310,16 @@ def test_one_hot_and_masks() -> None:
     assert numpy_of(x.masked_fill(x > 1, -1)).tolist() == [1.0, -1.0]
 
 
+def test_calls_whose_size_depends_on_values() -> None:
+    x = np.array([[3, 0, 5], [0, 7, 0]], np.int32)
+    np.testing.assert_array_equal(numpy_of(Tensor(x).masked_select(Tensor(x) > 3)), x[x > 3])
+    columns = Tensor(x).masked_select(Tensor([True, False, True]))
+    np.testing.assert_array_equal(numpy_of(columns), x[:, [0, 2]].ravel())
+    np.testing.assert_array_equal(numpy_of(Tensor(x).nonzero()), np.argwhere(x))
+    assert Tensor(x * 0).nonzero().shape == (0, 2)
+    np.testing.assert_array_equal(numpy_of(Tensor([0, 2]).one_hot()), np.eye(3, dtype=np.int32)[[0, 2]])
+
+
 def test_bad_gathers() -> None:
     x = Tensor(np.zeros((2, 3), np.float32))
     with pytest.raises(ShapeError, match="rank"):

@@ -228,7 +228,7 @@ def vector_cost(k: Kernel, scope: Scope, axis: int | None) -> float:
     """Memory instructions of the scope per element when `axis` is the vector; None: no vector."""
     if axis is None:
         return sum([a.weight for a in scope.accesses]) + scope.alus
-    size, lanes = k.size(axis), k.lanes
+    size, lanes = max(1, k.size(axis)), k.lanes  # an empty axis costs as one element
     used = min(lanes, size) if k.is_static(axis) else 1
     full = size / ceildiv(size, lanes) / lanes  # share of the lanes that do something
     width = max(1.0, used * full if used == lanes else used)
