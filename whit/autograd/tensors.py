@@ -25,7 +25,7 @@ def backward(loss: Tensor, upstream: Tensor | None = None) -> None:
     then.
 
     >>> x = Tensor([1.0, 2.0], requires_grad=True)
-    >>> (x * x).sum().backward()
+    >>> _ = (x * x).sum().backward()
     >>> x.grad.tolist()
     [2.0, 4.0]
     """

@@ -141,7 +141,7 @@ class SGD(Optimizer):
 
     >>> weight = Tensor([1.0], requires_grad=True)
     >>> optimizer = SGD([weight], lr=0.5)
-    >>> (weight * 3).sum().backward()
+    >>> _ = (weight * 3).sum().backward()
     >>> optimizer.step()
     >>> weight.tolist()
     [-0.5]
