@@ -10,13 +10,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from whit.helpers import CompileError
-from whit.renderer.llvm import NATIVE as NATIVE
 from whit.renderer.llvm import small_float_bits
 from whit.uop import DType, Op, Ops, PyConst, UOp, dtypes
 from whit.uop.dtype import FLOAT_INFO
 from whit.uop.uop import variables_of
-
-VERSION = 1  # part of the cache key: raise it when the text of an unchanged linear program changes
 
 _SMALL = (dtypes.float16, dtypes.bfloat16, dtypes.fp8e4m3, dtypes.fp8e5m2)
 

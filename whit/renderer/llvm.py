@@ -15,14 +15,6 @@ from whit.uop import DType, Op, Ops, PyConst, UOp, dtypes
 from whit.uop.dtype import FLOAT_INFO
 from whit.uop.uop import variables_of
 
-VERSION = 1  # part of the cache key: raise it when the text of an unchanged linear program changes
-
-# what `render` can spell for the types that it computes in
-NATIVE: frozenset[Op] = frozenset({
-    Ops.NEG, Ops.RECIPROCAL, Ops.SQRT, Ops.TRUNC, Ops.FLOOR, Ops.ADD, Ops.SUB, Ops.MUL, Ops.FDIV, Ops.FLOORDIV, Ops.FLOORMOD,
-    Ops.TRUNCDIV, Ops.TRUNCMOD, Ops.MAX, Ops.MIN, Ops.AND, Ops.OR, Ops.XOR, Ops.SHL, Ops.SHR, Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ,
-    Ops.CMPNE, Ops.WHERE, Ops.MULACC, Ops.CAST, Ops.BITCAST})
-
 _SMALL = (dtypes.float16, dtypes.bfloat16, dtypes.fp8e4m3, dtypes.fp8e5m2)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from whit.codegen.target import Target
 from whit.helpers import CompileError, DeviceError, cpu_threads, human_bytes, round_up
+from whit.renderer import CPU_OPS
 from whit.runtime import elf, native, pool
 from whit.runtime.device import Buffer, Device, Launch, Plan, PlanCall, Program
 from whit.uop import Ops, UOp
@@ -199,18 +200,17 @@ def _cache_bytes(level: int, default: int) -> int:
 @functools.lru_cache(None)
 def cpu_target(language: str, compiler: str) -> Target:
     """What this machine's CPU can do."""
-    from whit.renderer import c, llvm
     _, flags = native.host()
     wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags
     vector_bytes = 64 if wide else 32 if "avx2" in flags else 16
     arm = platform.machine() in ("aarch64", "arm64")
-    ops = llvm.NATIVE
+    ops = CPU_OPS
     if not (arm or "fma" in flags):
         ops -= {Ops.MULACC}
     if not (arm or "sse4_1" in flags):
         ops -= {Ops.TRUNC, Ops.FLOOR}
     threads, l1, l2 = cpu_threads(), _cache_bytes(1, 32 << 10), _cache_bytes(2, 1 << 20)
-    key = f"cpu-{compiler}-{native.host_key()}-v{(c if language == 'c' else llvm).VERSION}-{threads}t-{l1 >> 10}k-{l2 >> 10}k"
+    key = f"cpu-{compiler}-{native.host_key()}-{threads}t-{l1 >> 10}k-{l2 >> 10}k"
     return Target(key=key, language=language, vector_bytes=vector_bytes, vector_registers=32 if wide or arm else 16,
                   threads=threads, native=ops, l1_bytes=l1, l2_bytes=l2, masked_memory=wide or "avx2" in flags)
 
