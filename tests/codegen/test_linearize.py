@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from linear_eval import LinearProgram
+from tests.codegen.linear_eval import LinearProgram
 
 from whit.codegen.linearize import linearize
 from whit.codegen.lower import bind_specials, fuse_multiply_add, prepare

@@ -80,6 +80,17 @@ class Address:
     scalars: list[tuple[UOp, int]] = field(default_factory=list)  # data-dependent instructions
     vectors: list[tuple[UOp, int]] = field(default_factory=list)
 
+    def offsets(self, lanes: int) -> tuple[int, ...] | None:
+        """The constant part of each lane's index, or None if more than constants differ between lanes."""
+        if self.lanes is None:
+            return tuple([self.offset + self.stride * lane for lane in range(lanes)])
+        first = self.lanes[0][0]
+        return tuple([c for _, c in self.lanes]) if all(t == first for t, _ in self.lanes) else None
+
+    def same_terms(self) -> list[tuple[UOp, int]]:
+        """The terms that all lanes have in common, when `offsets` is not None."""
+        return self.terms if self.lanes is None else list(self.lanes[0][0].items())
+
 
 def choose_vector_axes(order: Sequence[UOp], target: Target) -> dict[UOp, int]:
     """Vector axis -> lanes of a piece: the axes that save the most instructions, counted over the tile and more in deeper

@@ -299,23 +299,10 @@ class _Linearizer:
             base = part if base is None else self.emit(Ops.ADD, dtypes.index, (base, part))
         return self.offset(base, address.offset)
 
-    def lane_indices(self, address: Address, lanes: int) -> list[UOp]:
-        """A scalar index per lane."""
-        if address.lanes is not None:
-            result = []
-            for terms, constant in address.lanes:
-                one = Address(list(terms.items()), constant, scalars=address.scalars)
-                result.append(self.start(one))
-        else:
-            base = self.start(Address(address.terms, 0, scalars=address.scalars))
-            base_or_none = None if base.op is Ops.CONST else base
-            result = [self.offset(base_or_none, address.offset + address.stride * lane) for lane in range(lanes)]
-        for value, factor in address.vectors:
-            for lane in range(lanes):
-                part = self.emit(Ops.EXTRACT, dtypes.index, (value,), lane)
-                part = part if factor == 1 else self.emit(Ops.MUL, dtypes.index, (part, UOp.index(factor)))
-                result[lane] = self.emit(Ops.ADD, dtypes.index, (result[lane], part))
-        return result
+    def lane_indices(self, address: Address) -> list[UOp]:
+        """A scalar index per lane of an irregular address."""
+        assert address.lanes is not None
+        return [self.start(Address(list(terms.items()), constant, scalars=address.scalars)) for terms, constant in address.lanes]
 
     def index_vector(self, address: Address, lanes: int, dtype: DType = dtypes.index) -> UOp:
         """The index of every lane as a value of `dtype` (an integer type that holds it)."""
@@ -329,15 +316,11 @@ class _Linearizer:
         wide = dtype.vec(lanes)
         if lanes == 1:
             return as_dtype(self.start(address), 1)
-        if address.lanes is not None:
-            scalars = self.lane_indices(Address([], 0, lanes=address.lanes, scalars=address.scalars), lanes)
-            if all(s.op is Ops.CONST for s in scalars):
-                total = UOp.const(tuple([s.arg for s in scalars]), wide)
-            else:
-                total = self.emit(Ops.STACK, wide, tuple([as_dtype(s, 1) for s in scalars]))
+        steps = address.offsets(lanes)
+        if steps is None:
+            total = self.emit(Ops.STACK, wide, tuple([as_dtype(s, 1) for s in self.lane_indices(address)]))
         else:
-            first = self.start(Address(address.terms, 0, scalars=address.scalars))
-            steps = tuple([address.offset + address.stride * lane for lane in range(lanes)])
+            first = self.start(Address(address.same_terms(), 0, scalars=address.scalars))
             if first.op is Ops.CONST:
                 total = UOp.const(steps, wide)
             else:
@@ -425,7 +408,7 @@ class _Linearizer:
         gate = () if mask is None else (mask,)
         if lanes == 1:
             return self.emit(Ops.LOAD, dtype, (memory, self.start(address), *gate))
-        if address.vectors:
+        if address.vectors or address.lanes is not None and address.offsets(lanes) is None:
             return self.emit(Ops.LOAD, wide, (memory, self.index_vector(address, lanes), *gate))
         if address.lanes is None and address.stride == 1:
             return self.emit(Ops.LOAD, wide, (memory, self.start(address), *gate))
@@ -433,11 +416,37 @@ class _Linearizer:
             return self._read_reversed(memory, wide, address, lanes, mask)
         if address.lanes is None and address.stride == 0:
             return self._read_one(memory, dtype, address, lanes, mask)
-        parts = []
-        for lane, index in enumerate(self.lane_indices(address, lanes)):
-            gate = () if mask is None else (self.lane(mask, lane),)
-            parts.append(self.emit(Ops.LOAD, dtype, (memory, index, *gate)))
-        return self.emit(Ops.STACK, wide, tuple(parts))
+        window = self._read_window(memory, wide, address, mask)
+        return self.emit(Ops.LOAD, wide, (memory, self.index_vector(address, lanes), *gate)) if window is None else window
+
+    def _read_window(self, memory: UOp, wide: DType, address: Address, mask: UOp | None) -> UOp | None:
+        """Lanes a few elements apart: one load of all between the first and the last, and a shuffle. None: too far apart.
+
+        Lanes that repeat an element cannot share it under a mask of their own."""
+        lanes = wide.count
+        offsets = address.offsets(lanes)
+        assert offsets is not None
+        low = min(offsets)
+        places = tuple([o - low for o in offsets])
+        span = max(places) + 1
+        count = 1 << (span - 1).bit_length()
+        varying = mask is not None and mask.op is not Ops.BROADCAST
+        if count > 4 * lanes or (varying and (len(set(places)) < lanes or count > lanes)):
+            return None
+        start = self.start(Address(address.same_terms(), low, scalars=address.scalars))
+        inside = tuple([n < span for n in range(count)])
+        gate: UOp | None = None if all(inside) else UOp.const(inside, dtypes.bool.vec(count))
+        if mask is not None and not varying:
+            scalar = self.broadcast(mask.src[0], count)
+            gate = scalar if gate is None else self.emit(Ops.AND, scalar.dtype, (scalar, gate))
+        elif mask is not None:
+            back = tuple([places.index(n) if n in places else 0 for n in range(count)])
+            used = UOp.const(tuple([n in places for n in range(count)]), dtypes.bool.vec(count))
+            turned = self.emit(Ops.SHUFFLE, used.dtype, (mask,), back)
+            gate = self.emit(Ops.AND, used.dtype, (turned, used))
+        source = (memory, start) if gate is None else (memory, start, gate)
+        loaded = self.emit(Ops.LOAD, wide.vec(count), source)
+        return loaded if places == tuple(range(count)) else self.emit(Ops.SHUFFLE, wide, (loaded,), places)
 
     def _read_reversed(self, memory: UOp, wide: DType, address: Address, lanes: int, mask: UOp | None) -> UOp:
         order = tuple(range(lanes - 1, -1, -1))
@@ -495,9 +504,7 @@ class _Linearizer:
             turned = self.emit(Ops.SHUFFLE, value.dtype, (value,), order)
             self.place(region, Ops.STORE, dtypes.void, (memory, start, turned, *gate))
         else:
-            for lane, index in enumerate(self.lane_indices(address, lanes)):
-                gate = () if mask is None else (self.lane(mask, lane),)
-                self.place(region, Ops.STORE, dtypes.void, (memory, index, self.lane(value, lane), *gate))
+            self.place(region, Ops.STORE, dtypes.void, (memory, self.index_vector(address, lanes), value, *gate))
 
     # ---- reductions
 
