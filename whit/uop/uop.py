@@ -169,9 +169,9 @@ class UOp:
             first = src[0]
             shape, device = first.shape, first.device
             for source in src:
-                if source.shape is not shape and source.shape != shape:
-                    shape = broadcast_shapes(*[s.shape for s in src])
-                    break
+                other = source.shape
+                if other is not shape and other and other != shape:  # a scalar fits everything
+                    shape = broadcast_shapes(shape, other) if shape else other
             if device is None:
                 device = _device_of(self)
             self.shape, self.device = shape, device
