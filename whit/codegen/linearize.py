@@ -431,7 +431,7 @@ class _Linearizer:
         span = max(places) + 1
         count = 1 << (span - 1).bit_length()
         varying = mask is not None and mask.op is not Ops.BROADCAST
-        if count > 4 * lanes or (varying and (len(set(places)) < lanes or count > lanes)):
+        if count > 4 * lanes or (varying and len(set(places)) < lanes):
             return None
         start = self.start(Address(address.same_terms(), low, scalars=address.scalars))
         inside = tuple([n < span for n in range(count)])
