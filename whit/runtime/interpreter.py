@@ -71,8 +71,9 @@ def encode(value: float, dtype: DType) -> int:
     if value != value:
         info = FLOAT_INFO[dtype]
         ones = ((1 << info.exponent) - 1) << info.mantissa
-        return ones | ((1 << (info.mantissa - 1)) if info.has_inf else (1 << info.mantissa) - 1)
-    code = _encode_table(dtype)[abs(value)]
+        code = ones | ((1 << (info.mantissa - 1)) if info.has_inf else (1 << info.mantissa) - 1)
+    else:
+        code = _encode_table(dtype)[abs(value)]
     return code | top if math.copysign(1.0, value) < 0 else code
 
 
@@ -129,7 +130,7 @@ def _exact_multiply_add(a: float, b: float, c: float) -> float:
     try:
         return float(exact)
     except OverflowError:
-        return math.copysign(math.inf, exact)
+        return math.inf if exact > 0 else -math.inf
 
 
 def convert(value: Scalar, before: DType, after: DType) -> Scalar:
