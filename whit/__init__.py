@@ -1,9 +1,11 @@
-"""whit: lazy tensors with autograd, one intermediate representation, a fusing compiler, and devices to run on.
+"""whit: lazy tensors with autograd, one intermediate representation, a fusing compiler, and devices to run
+on.
 
 >>> from whit import Tensor
 >>> (Tensor([[1.0, 2.0]]) @ Tensor([[3.0], [4.0]])).tolist()
 [[11.0]]
 """
+
 from __future__ import annotations
 
 import importlib
@@ -26,7 +28,19 @@ __version__ = "0.1.0"
 # name -> the module that defines it, loaded on first use
 _LAZY = {"Device": "whit.runtime.device", "GlobalCounters": "whit.engine", "TinyJit": "whit.engine.jit"}
 
-__all__ = ["Context", "DType", "Device", "GlobalCounters", "Ops", "Tensor", "TinyJit", "UOp", "Variable", "dtypes", "nn"]
+__all__ = [
+    "Context",
+    "DType",
+    "Device",
+    "GlobalCounters",
+    "Ops",
+    "Tensor",
+    "TinyJit",
+    "UOp",
+    "Variable",
+    "dtypes",
+    "nn",
+]
 
 
 def __getattr__(name: str) -> Any:

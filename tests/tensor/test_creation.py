@@ -1,4 +1,5 @@
 """New tensors against NumPy."""
+
 from __future__ import annotations
 
 import ctypes
@@ -35,7 +36,11 @@ def test_constants() -> None:
     same(x.full_like(7), np.full((2, 2), 7), np.int8)
     assert Tensor.empty(3, 4).shape == (3, 4)
     assert x.empty_like().dtype is dtypes.int8
-    for bad in (lambda: Tensor.zeros(-1), lambda: Tensor.zeros(2.5), lambda: Tensor.empty(Variable("n", 1, 4))):
+    for bad in (
+        lambda: Tensor.zeros(-1),
+        lambda: Tensor.zeros(2.5),
+        lambda: Tensor.empty(Variable("n", 1, 4)),
+    ):
         with pytest.raises(ShapeError):
             bad()
 
@@ -70,7 +75,9 @@ def test_ranges() -> None:
         with pytest.raises(ArgumentError):
             Tensor.arange(*args)
     for start, stop, steps in ((0, 1, 5), (3, -2, 7), (1, 1, 3), (0, 1, 1), (0, 1, 0)):
-        np.testing.assert_allclose(evaluate(Tensor.linspace(start, stop, steps)), np.linspace(start, stop, steps), rtol=1e-6)
+        np.testing.assert_allclose(
+            evaluate(Tensor.linspace(start, stop, steps)), np.linspace(start, stop, steps), rtol=1e-6
+        )
     assert evaluate(Tensor.linspace(0.1, 0.7, 4))[-1] == np.float32(0.7)
 
 
@@ -89,7 +96,9 @@ def test_eye_and_triangles() -> None:
 def test_meshgrid() -> None:
     a, b = np.arange(3), np.arange(4)
     for order in ("ij", "xy"):
-        for got, want in zip(Tensor(a).meshgrid(Tensor(b), indexing=order), np.meshgrid(a, b, indexing=order)):
+        for got, want in zip(
+            Tensor(a).meshgrid(Tensor(b), indexing=order), np.meshgrid(a, b, indexing=order)
+        ):
             same(got, want)
     with pytest.raises(ArgumentError):
         Tensor(a).meshgrid(indexing="yx")

@@ -1,4 +1,5 @@
 """Every example in the docstrings of the tensor room runs and gives what it says."""
+
 from __future__ import annotations
 
 import doctest

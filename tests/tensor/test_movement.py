@@ -1,4 +1,5 @@
 """Movement operations against NumPy and PyTorch."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -31,7 +32,11 @@ def chains(draw: Any) -> tuple[Tensor, np.ndarray]:
     x = counted(*shape)
     t = Tensor(x)
     for _ in range(draw(st.integers(1, 5))):
-        step = draw(st.sampled_from(["permute", "flip", "pad", "shrink", "reshape", "unsqueeze", "expand", "roll", "squeeze"]))
+        step = draw(
+            st.sampled_from(
+                ["permute", "flip", "pad", "shrink", "reshape", "unsqueeze", "expand", "roll", "squeeze"]
+            )
+        )
         if step == "permute":
             order = draw(st.permutations(range(x.ndim)))
             t, x = t.permute(*order), x.transpose(order)
@@ -79,8 +84,13 @@ def test_reshape() -> None:
     same(t.reshape(None, 12), x.reshape(2, 12))
     same(t.flatten(1), x.reshape(2, 12))
     same(t.unflatten(2, (2, -1)), x.reshape(2, 3, 2, 2))
-    for shape, why in (((5, 5), "24 elements into 25"), ((-1, -1), "only one"), ((7, -1), "no multiple"), ((-2, 12), "no size"),
-                       ((2.0, 12), "no size")):
+    for shape, why in (
+        ((5, 5), "24 elements into 25"),
+        ((-1, -1), "only one"),
+        ((7, -1), "no multiple"),
+        ((-2, 12), "no size"),
+        ((2.0, 12), "no size"),
+    ):
         with pytest.raises(ShapeError, match=why):
             t.reshape(*shape)
     with pytest.raises(ShapeError, match="could be anything"):
@@ -138,9 +148,14 @@ def test_pad() -> None:
     same(Tensor.zeros(0, 2).pad(((1, 0), (0, 0)), value=3), [[3, 3]])
     same(Tensor(np.array([-0.0], np.float32)).pad(((0, 1),), value=5) * 0 == 0, [True, True])
     assert Tensor([1, 2]).pad((0, 1), value=0.5).dtype is dtypes.float32
-    for bad, error in ((lambda: t.pad((1, 2, 3)), ShapeError), (lambda: t.pad(((1, 2),)), ShapeError),
-                       (lambda: t.pad((3, 0), mode="reflect"), ShapeError), (lambda: t.pad((1, 1), mode="mirror"), ArgumentError),
-                       (lambda: t.shrink(((0, 3), (0, 3))), ShapeError), (lambda: t.shrink(((0, 1),)), ShapeError)):
+    for bad, error in (
+        (lambda: t.pad((1, 2, 3)), ShapeError),
+        (lambda: t.pad(((1, 2),)), ShapeError),
+        (lambda: t.pad((3, 0), mode="reflect"), ShapeError),
+        (lambda: t.pad((1, 1), mode="mirror"), ArgumentError),
+        (lambda: t.shrink(((0, 3), (0, 3))), ShapeError),
+        (lambda: t.shrink(((0, 1),)), ShapeError),
+    ):
         with pytest.raises(error):
             bad()
 
@@ -188,11 +203,17 @@ def test_split_chunk_roll_repeat() -> None:
             bad()
 
 
-@pytest.mark.parametrize(("n", "size", "step"), [(7, 3, 1), (7, 3, 2), (8, 2, 2), (9, 2, 4), (5, 5, 1), (6, 1, 1), (10, 4, 3), (4, 0, 1)])
+@pytest.mark.parametrize(
+    ("n", "size", "step"),
+    [(7, 3, 1), (7, 3, 2), (8, 2, 2), (9, 2, 4), (5, 5, 1), (6, 1, 1), (10, 4, 3), (4, 0, 1)],
+)
 def test_unfold(n: int, size: int, step: int) -> None:
     x = counted(2, n, 3)
     same(Tensor(x).unfold(1, size, step), torch.from_numpy(x).unfold(1, size, step).numpy())
-    same(Tensor(x[0, :, 0]).unfold(-1, size, step), torch.from_numpy(x[0, :, 0].copy()).unfold(0, size, step).numpy())
+    same(
+        Tensor(x[0, :, 0]).unfold(-1, size, step),
+        torch.from_numpy(x[0, :, 0].copy()).unfold(0, size, step).numpy(),
+    )
 
 
 def test_diagonals() -> None:
@@ -222,14 +243,25 @@ def test_rearrange() -> None:
     t = Tensor(x)
     same(t.rearrange("a b c -> c a b"), x.transpose(2, 0, 1))
     same(t.rearrange("(x y) b c -> x (y b) c", x=2), x.reshape(2, 12, 5))
-    same(t.rearrange("(x y) b c -> b (y x) c", y=3), x.reshape(2, 3, 4, 5).transpose(2, 1, 0, 3).reshape(4, 6, 5))
+    same(
+        t.rearrange("(x y) b c -> b (y x) c", y=3),
+        x.reshape(2, 3, 4, 5).transpose(2, 1, 0, 3).reshape(4, 6, 5),
+    )
     same(t.rearrange("a ... -> ... a"), x.transpose(1, 2, 0))
     same(t.rearrange("a b c -> a 1 b c 1"), x.reshape(6, 1, 4, 5, 1))
     same(t.rearrange("... -> (...)"), x.reshape(-1))
     assert plan("a b -> b a", (2, 3), {}) == ((2, 3), (1, 0), (3, 2))
-    for formula, sizes in (("a b -> a b", {}), ("a b c -> a b", {}), ("a b c a -> a", {}), ("(x y) b c -> x y b c", {}),
-                           ("(x y) b c -> x y b c", {"x": 4}), ("a b c", {}), ("a (b c -> a", {}), ("a b c -> c b a", {"z": 2}),
-                           ("a b+ c -> a", {})):
+    for formula, sizes in (
+        ("a b -> a b", {}),
+        ("a b c -> a b", {}),
+        ("a b c a -> a", {}),
+        ("(x y) b c -> x y b c", {}),
+        ("(x y) b c -> x y b c", {"x": 4}),
+        ("a b c", {}),
+        ("a (b c -> a", {}),
+        ("a b c -> c b a", {"z": 2}),
+        ("a b+ c -> a", {}),
+    ):
         with pytest.raises((ArgumentError, ShapeError)):
             t.rearrange(formula, **sizes)
 

@@ -1,4 +1,5 @@
 """Random numbers: distributions, repeatability, independence of order."""
+
 from __future__ import annotations
 
 import math
@@ -33,8 +34,12 @@ def test_order_of_evaluation_does_not_matter() -> None:
 def test_threefry_vector() -> None:
     """Salmon et al. 2011, known-answer file of the reference implementation: threefry2x32, 20 rounds."""
     from whit.uop import Ops, UOp
-    for counter, key, want in ((0, 0, (0x6B200159, 0x99BA4EFE)), ((1 << 64) - 1, (1 << 64) - 1, (0x1CB996FC, 0xBB002BE7)),
-                               (0x85A308D3243F6A88, 0x0370734413198A2E, (0xC4923A9C, 0x483DF7A0))):
+
+    for counter, key, want in (
+        (0, 0, (0x6B200159, 0x99BA4EFE)),
+        ((1 << 64) - 1, (1 << 64) - 1, (0x1CB996FC, 0xBB002BE7)),
+        (0x85A308D3243F6A88, 0x0370734413198A2E, (0xC4923A9C, 0x483DF7A0)),
+    ):
         node = UOp.const(counter, dtypes.uint64).alu(Ops.THREEFRY, UOp.const(key, dtypes.uint64))
         word = int(evaluate(Tensor._wrap(node)))
         assert (word & 0xFFFFFFFF, word >> 32) == want
@@ -51,7 +56,7 @@ def test_key_buffers() -> None:
 
 def test_uniform() -> None:
     x = evaluate(Tensor.rand(N))
-    assert x.dtype == np.float32 and 0 <= x.min() and x.max() < 1
+    assert x.dtype == np.float32 and x.min() >= 0 and x.max() < 1
     assert abs(x.mean() - 0.5) < 0.02 and abs(x.var() - 1 / 12) < 0.005
     counts, _ = np.histogram(x, 10, (0, 1))
     assert ((counts - N / 10) ** 2 / (N / 10)).sum() < 33  # chi-square, 9 degrees of freedom, 1e-4
@@ -59,7 +64,7 @@ def test_uniform() -> None:
     assert np.all(x * 2**24 == np.floor(x * 2**24))
     for name in ("float16", "bfloat16", "float64"):
         y = evaluate(Tensor.rand(500, dtype=name)).astype(np.float64)
-        assert 0 <= y.min() and y.max() < 1 and abs(y.mean() - 0.5) < 0.06
+        assert y.min() >= 0 and y.max() < 1 and abs(y.mean() - 0.5) < 0.06
     y = evaluate(Tensor.uniform(500, low=-3.0, high=1.0))
     assert y.min() >= -3 and y.max() < 1 and abs(y.mean() + 1) < 0.2
 
@@ -79,8 +84,8 @@ def test_integers() -> None:
     x = evaluate(Tensor.randint(N, low=-3, high=4))
     assert x.dtype == np.int32 and set(np.unique(x)) == set(range(-3, 4))
     assert ((np.bincount(x + 3) - N / 7) ** 2 / (N / 7)).sum() < 28
-    big = evaluate(Tensor.randint(50, low=-2**62, high=2**62, dtype="int64"))
-    assert big.min() < -2**60 and big.max() > 2**60
+    big = evaluate(Tensor.randint(50, low=-(2**62), high=2**62, dtype="int64"))
+    assert big.min() < -(2**60) and big.max() > 2**60
     assert evaluate(Tensor.randint(100, low=0, high=256, dtype="uint8")).dtype == np.uint8
     assert Tensor.random_bits(3).dtype is dtypes.uint32
     with pytest.raises(ArgumentError):
@@ -92,8 +97,11 @@ def test_integers() -> None:
 
 
 def test_initialisers() -> None:
-    for name, bound in (("scaled_uniform", 1 / math.sqrt(40 * 25)), ("glorot_uniform", math.sqrt(6 / 65)),
-                        ("kaiming_uniform", math.sqrt(6 / (1.0001 * 25)))):
+    for name, bound in (
+        ("scaled_uniform", 1 / math.sqrt(40 * 25)),
+        ("glorot_uniform", math.sqrt(6 / 65)),
+        ("kaiming_uniform", math.sqrt(6 / (1.0001 * 25))),
+    ):
         x = evaluate(getattr(Tensor, name)(40, 25))
         assert np.abs(x).max() <= bound and np.abs(x).max() > bound * 0.95, name
     x = evaluate(Tensor.kaiming_normal(40, 25))
@@ -117,6 +125,10 @@ def test_permutations_and_draws() -> None:
 
 
 def test_shapes() -> None:
-    assert Tensor.rand().shape == () and Tensor.rand(0, 3).shape == (0, 3) and Tensor.randn((2, 3)).shape == (2, 3)
+    assert (
+        Tensor.rand().shape == ()
+        and Tensor.rand(0, 3).shape == (0, 3)
+        and Tensor.randn((2, 3)).shape == (2, 3)
+    )
     assert Tensor.zeros(2, 2).rand_like().shape == (2, 2) and Tensor.zeros(3).randn_like().shape == (3,)
     assert evaluate(Tensor.rand(0)).shape == (0,)

@@ -1,4 +1,5 @@
 """Construction from data, reading data out, assignment, bookkeeping."""
+
 from __future__ import annotations
 
 import copy
@@ -25,7 +26,13 @@ HOME = "CPU" if DEVICE == "reference" else DEVICE
 
 
 def test_scalars_are_constants() -> None:
-    for value, dtype in ((3, dtypes.int32), (2.5, dtypes.float32), (True, dtypes.bool), (2**40, dtypes.int64), (2**63, dtypes.uint64)):
+    for value, dtype in (
+        (3, dtypes.int32),
+        (2.5, dtypes.float32),
+        (True, dtypes.bool),
+        (2**40, dtypes.int64),
+        (2**63, dtypes.uint64),
+    ):
         t = Tensor(value)
         assert t.uop.op is Ops.CONST and t.dtype is dtype and t.shape == () and t.item() == value
     assert Tensor(3, dtype="float16").dtype is dtypes.float16
@@ -39,7 +46,11 @@ def test_lists() -> None:
     assert Tensor([1, 2.5]).tolist() == [1.0, 2.5]
     assert Tensor([True, False]).dtype is dtypes.bool
     assert Tensor([2**40]).tolist() == [2**40]
-    assert Tensor([]).shape == (0,) and Tensor([[], []]).shape == (2, 0) and Tensor([[], []]).tolist() == [[], []]
+    assert (
+        Tensor([]).shape == (0,)
+        and Tensor([[], []]).shape == (2, 0)
+        and Tensor([[], []]).tolist() == [[], []]
+    )
     assert Tensor((1, 2)).tolist() == [1, 2]
     assert Tensor([1.9, -1.9], dtype="int32").tolist() == [1, -1]
     assert Tensor([1, 0], dtype=dtypes.bool).tolist() == [True, False]
@@ -59,31 +70,77 @@ def test_lists() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32",
-                        "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2"]),
-       st.lists(st.integers(0, 4), max_size=3), st.integers(0, 2**32))
+@given(
+    st.sampled_from(
+        [
+            "bool",
+            "int8",
+            "uint8",
+            "int16",
+            "uint16",
+            "int32",
+            "uint32",
+            "int64",
+            "uint64",
+            "float16",
+            "float32",
+            "float64",
+            "bfloat16",
+            "float8_e4m3fn",
+            "float8_e5m2",
+        ]
+    ),
+    st.lists(st.integers(0, 4), max_size=3),
+    st.integers(0, 2**32),
+)
 def test_numpy_round_trip(kind: str, shape: list[int], seed: int) -> None:
     dtype = np.dtype(getattr(ml_dtypes, kind) if kind.startswith(("bf", "float8")) else kind)
     bits = np.random.default_rng(seed).integers(0, 256, [*shape, dtype.itemsize], dtype=np.uint8)
     x = (bits[..., 0] & 1).astype(bool) if kind == "bool" else np.ascontiguousarray(bits).view(dtype)[..., 0]
     back = Tensor(x).numpy()
     assert back.dtype == x.dtype and back.shape == x.shape
-    np.testing.assert_array_equal(back.view(np.uint8) if x.ndim else back, x.copy().view(np.uint8) if x.ndim else x)
+    np.testing.assert_array_equal(
+        back.view(np.uint8) if x.ndim else back, x.copy().view(np.uint8) if x.ndim else x
+    )
     listed = Tensor(x).tolist()
     np.testing.assert_array_equal(np.array(listed, np.float64).reshape(x.shape), x.astype(np.float64))
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "fp8e4m3", "fp8e5m2", "float16"])
 def test_packing_rounds_like_ml_dtypes(name: str) -> None:
-    kind: Any = {"bfloat16": ml_dtypes.bfloat16, "fp8e4m3": ml_dtypes.float8_e4m3fn, "fp8e5m2": ml_dtypes.float8_e5m2,
-                 "float16": np.float16}[name]
-    values = [0.0, -0.0, 1.0, 1.0625, 1.1, -3.3, 440.0, 464.5, 1e-3, 2**-9, 2**-10, 1e-7, 6e4, 1e6, math.inf, -math.inf, 0.017]
+    kind: Any = {
+        "bfloat16": ml_dtypes.bfloat16,
+        "fp8e4m3": ml_dtypes.float8_e4m3fn,
+        "fp8e5m2": ml_dtypes.float8_e5m2,
+        "float16": np.float16,
+    }[name]
+    values = [
+        0.0,
+        -0.0,
+        1.0,
+        1.0625,
+        1.1,
+        -3.3,
+        440.0,
+        464.5,
+        1e-3,
+        2**-9,
+        2**-10,
+        1e-7,
+        6e4,
+        1e6,
+        math.inf,
+        -math.inf,
+        0.017,
+    ]
     dtype = getattr(dtypes, name)
     with np.errstate(all="ignore"):
         want = np.array(values, np.float64).astype(np.float32).astype(kind)
     got = np.frombuffer(pack(values, dtype), kind)
     np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
-    np.testing.assert_array_equal(np.array(unpack(memoryview(want.tobytes()), dtype)), want.astype(np.float64))
+    np.testing.assert_array_equal(
+        np.array(unpack(memoryview(want.tobytes()), dtype)), want.astype(np.float64)
+    )
     assert math.isnan(unpack(memoryview(pack([math.nan], dtype)), dtype)[0])
 
 
@@ -114,8 +171,13 @@ def test_data_out() -> None:
     assert bool(Tensor([1])) and not Tensor(0.0) and 5 in t and 9 not in t
     assert np.asarray(t, dtype=np.float64).dtype == np.float64
     assert np.from_dlpack(t).tolist() == [[1, 2, 3], [4, 5, 6]]
-    for bad, error in ((lambda: t.item(), ShapeError), (lambda: bool(t), ShapeError), (lambda: len(Tensor(1)), ShapeError),
-                       (lambda: [0][Tensor(0.0)], DTypeError), (lambda: Tensor([1.0], dtype="bfloat16").data(), DTypeError)):
+    for bad, error in (
+        (lambda: t.item(), ShapeError),
+        (lambda: bool(t), ShapeError),
+        (lambda: len(Tensor(1)), ShapeError),
+        (lambda: [0][Tensor(0.0)], DTypeError),
+        (lambda: Tensor([1.0], dtype="bfloat16").data(), DTypeError),
+    ):
         with pytest.raises(error):
             bad()
 
@@ -142,9 +204,14 @@ def test_assign() -> None:
     row = base.shrink(((1, 2), None)).flip(1)
     row.assign(Tensor([[8, 9]]))
     assert reference(row.uop).tolist() == [[8, 9]] and reference(base.uop).tolist() == [[1, 2], [3, 4]]
-    assert reference(row.uop.src[0].src[0].uop if hasattr(row.uop, "uop") else row.uop.src[0].src[0]).tolist() == [[1, 2], [9, 8]]
-    for value, error in ((Tensor([1.0, 2, 3]), DTypeError), (Tensor([1, 2]), ShapeError),
-                         (Tensor([1, 2, 3], device="PYTHON" if HOME != "PYTHON" else "CPU"), DeviceError)):
+    assert reference(
+        row.uop.src[0].src[0].uop if hasattr(row.uop, "uop") else row.uop.src[0].src[0]
+    ).tolist() == [[1, 2], [9, 8]]
+    for value, error in (
+        (Tensor([1.0, 2, 3]), DTypeError),
+        (Tensor([1, 2]), ShapeError),
+        (Tensor([1, 2, 3], device="PYTHON" if HOME != "PYTHON" else "CPU"), DeviceError),
+    ):
         saved = x.uop
         with pytest.raises(error):
             x.assign(value)
@@ -220,7 +287,10 @@ def test_training_mode() -> None:
 
 
 def test_import_is_light() -> None:
-    code = "import sys, whit; t = whit.Tensor([[1, 2]]) + 1; print(sorted({'numpy', 'llvmlite', 'whit.nn'} & set(sys.modules)))"
+    code = (
+        "import sys, whit; t = whit.Tensor([[1, 2]]) + 1; "
+        "print(sorted({'numpy', 'llvmlite', 'whit.nn'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

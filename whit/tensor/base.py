@@ -1,8 +1,10 @@
-"""What every family of tensor operations stands on: the node, the registry of live tensors, operands and promotion.
+"""What every family of tensor operations stands on: the node, the registry of live tensors, operands and
+promotion.
 
-The families form one tower of mixins, each built on those before it: elementwise, movement, reduce, creation, random,
-indexing, linalg, functional; `Tensor` is the top. A method may use any family below its own.
+The families form one tower of mixins, each built on those before it: elementwise, movement, reduce, creation,
+random, indexing, linalg, functional; `Tensor` is the top. A method may use any family below its own.
 """
+
 from __future__ import annotations
 
 import weakref
@@ -24,7 +26,8 @@ class _LiveRef(weakref.ref["TensorBase"]):
 
 
 class LiveSet:
-    """All tensors that exist, by identity (a WeakSet would compare them with ==, which tensors do elementwise)."""
+    """All tensors that exist, by identity (a WeakSet would compare them with ==, which tensors do
+    elementwise)."""
 
     def __init__(self) -> None:
         self._refs: dict[int, Any] = {}
@@ -35,7 +38,8 @@ class LiveSet:
         self._refs[ref.key] = ref
 
     def _forget(self, ref: Any) -> None:
-        if self._refs.get(ref.key, None) is ref:
+        found: Any = self._refs.get(ref.key)
+        if found is ref:
             del self._refs[ref.key]
 
     def __contains__(self, tensor: object) -> bool:
@@ -106,8 +110,11 @@ class TensorBase:
     def requires_grad(self, value: bool | None) -> None:
         if value:
             if not self.uop.dtype.is_float:
-                raise DTypeError(f"requires_grad of a {self.uop.dtype} tensor", because="only floats have gradients",
-                                 fix="cast it to a float dtype first")
+                raise DTypeError(
+                    f"requires_grad of a {self.uop.dtype} tensor",
+                    because="only floats have gradients",
+                    fix="cast it to a float dtype first",
+                )
             if self.uop.device is None:
                 self.uop = _unique(self.uop)
             TensorBase.gradients_wanted = True
@@ -183,8 +190,11 @@ class TensorBase:
             return cls._wrap(UOp(op, dtype, operands))
         except ShapeError:
             shapes = " and ".join(show_shape(u.shape) for u in operands)
-            raise ShapeError(f"{what} of shapes {shapes}", because="aligned at the right, sizes must agree or be 1",
-                             fix="reshape or expand one of them") from None
+            raise ShapeError(
+                f"{what} of shapes {shapes}",
+                because="aligned at the right, sizes must agree or be 1",
+                fix="reshape or expand one of them",
+            ) from None
 
     # ---- axes
 
@@ -194,13 +204,21 @@ class TensorBase:
         try:
             number = int(axis.__index__())
         except AttributeError:
-            raise ShapeError(f"{what}: axis {axis!r}", because="an axis is a whole number", fix="pass an int") from None
+            raise ShapeError(
+                f"{what}: axis {axis!r}", because="an axis is a whole number", fix="pass an int"
+            ) from None
         if not -ndim <= number < max(ndim, 0):
             if ndim == 0:
-                raise ShapeError(f"{what}: axis {number} of a scalar", because="shape () has no axes",
-                                 fix="reshape it to (1,) first")
-            raise ShapeError(f"{what}: axis {number} of shape {show_shape(self.uop.shape)}",
-                             because=f"axes run from {-ndim} to {ndim - 1}", fix="choose one of these")
+                raise ShapeError(
+                    f"{what}: axis {number} of a scalar",
+                    because="shape () has no axes",
+                    fix="reshape it to (1,) first",
+                )
+            raise ShapeError(
+                f"{what}: axis {number} of shape {show_shape(self.uop.shape)}",
+                because=f"axes run from {-ndim} to {ndim - 1}",
+                fix="choose one of these",
+            )
         return number + ndim if number < 0 else number
 
     def _axes(self, axis: int | tuple[int, ...] | list[int] | None, what: str) -> tuple[int, ...]:
@@ -211,7 +229,9 @@ class TensorBase:
             return (self._axis(axis, what),) if self.uop.shape or axis not in (0, -1) else ()
         axes = [self._axis(a, what) for a in axis]
         if len(set(axes)) != len(axes):
-            raise ShapeError(f"{what} over axes {tuple(axis)}", because="an axis is named twice", fix="name each axis once")
+            raise ShapeError(
+                f"{what} over axes {tuple(axis)}", because="an axis is named twice", fix="name each axis once"
+            )
         return tuple(sorted(axes))
 
 
@@ -222,16 +242,22 @@ _refs, _forget = TensorBase.live._refs, TensorBase.live._forget
 def check_range(value: int, dtype: DType, what: str) -> None:
     """A Python integer must fit the integer dtype that it takes."""
     if not dtype.min <= value <= dtype.max:
-        raise DTypeError(f"{what} of a {dtype} tensor and the integer {value}",
-                         because=f"{dtype} holds {dtype.min} to {dtype.max}", fix="cast the tensor to a wider dtype first")
+        raise DTypeError(
+            f"{what} of a {dtype} tensor and the integer {value}",
+            because=f"{dtype} holds {dtype.min} to {dtype.max}",
+            fix="cast the tensor to a wider dtype first",
+        )
 
 
 def check_devices(what: str, *operands: UOp) -> None:
     """Operands with a device must share it; constants have none."""
     devices = sorted({u.device for u in operands if u.device is not None})
     if len(devices) > 1:
-        raise DeviceError(f"{what} of tensors on {' and '.join(devices)}", because="operands must be on one device",
-                          fix=f"move one with .to({devices[0]!r})")
+        raise DeviceError(
+            f"{what} of tensors on {' and '.join(devices)}",
+            because="operands must be on one device",
+            fix=f"move one with .to({devices[0]!r})",
+        )
 
 
 def iota(length: Sint, dtype: DType = dtypes.int32) -> UOp:
@@ -245,9 +271,10 @@ def scalar_shape(uop: UOp, shape: Shape) -> UOp:
 
 
 def _unique(uop: UOp) -> UOp:
-    """A leaf of its own for a graph of constants: equal nodes are one object, and two parameters that both start as
-    zeros(3) must not share a gradient."""
+    """A leaf of its own for a graph of constants: equal nodes are one object, and two parameters that both
+    start as zeros(3) must not share a gradient."""
     from whit.uop.uop import fresh_uid
+
     if any(node.op is Ops.DETACH and node.arg is not None for node in uop.toposort()):
         return uop
     return UOp(Ops.DETACH, uop.dtype, (uop,), fresh_uid())

@@ -1,4 +1,5 @@
 """The notation of einops' `rearrange`: parse a formula into reshape, permute, reshape."""
+
 from __future__ import annotations
 
 import re
@@ -12,7 +13,9 @@ Group = list[str]
 BARE = "… alone"  # an ellipsis that is not in parentheses
 
 
-def plan(formula: str, shape: Shape, known: dict[str, int]) -> tuple[tuple[Any, ...], tuple[int, ...], tuple[Any, ...]]:
+def plan(
+    formula: str, shape: Shape, known: dict[str, int]
+) -> tuple[tuple[Any, ...], tuple[int, ...], tuple[Any, ...]]:
     """(first reshape, permutation, last reshape) that carry out `formula` on a tensor of `shape`.
 
     >>> plan("(a b) c -> c b a", (6, 5), {"a": 2})
@@ -25,15 +28,26 @@ def plan(formula: str, shape: Shape, known: dict[str, int]) -> tuple[tuple[Any, 
     dots = len(shape) - sum(1 for group in left if group != [BARE])
     left, right = _spread(left, dots), _spread(right, dots)
     if len(left) != len(shape):
-        raise ShapeError(f"rearrange({formula!r}) of shape {show_shape(shape)}",
-                         because=f"the left side names {len(left)} axes and the tensor has {len(shape)}",
-                         fix="name every axis, or use ...")
+        raise ShapeError(
+            f"rearrange({formula!r}) of shape {show_shape(shape)}",
+            because=f"the left side names {len(left)} axes and the tensor has {len(shape)}",
+            fix="name every axis, or use ...",
+        )
     size = _sizes(left, shape, known, formula)
     names, wanted = [n for g in left for n in g], [n for g in right for n in g]
     new = [n for n in wanted if n not in size]
-    if new or sorted(set(names)) != sorted(set(wanted)) or len(names) != len(set(names)) or len(wanted) != len(set(wanted)):
+    if (
+        new
+        or sorted(set(names)) != sorted(set(wanted))
+        or len(names) != len(set(names))
+        or len(wanted) != len(set(wanted))
+    ):
         odd = sorted(set(names) ^ set(wanted)) or [n for n in names + wanted if (names + wanted).count(n) > 2]
-        raise _error(formula, f"each axis must be once on both sides, unlike {', '.join(odd) or 'here'}", "correct the names")
+        raise _error(
+            formula,
+            f"each axis must be once on both sides, unlike {', '.join(odd) or 'here'}",
+            "correct the names",
+        )
     order = tuple([names.index(n) for n in wanted])
     return tuple([size[n] for n in names]), order, tuple([prod([size[n] for n in g]) for g in right])
 
@@ -57,7 +71,9 @@ def _parse(text: str, formula: str) -> list[Group]:
             else:
                 inside.append(token)
         else:
-            raise _error(formula, f"{token!r} cannot stand there", "use names, 1, ..., and one level of parentheses")
+            raise _error(
+                formula, f"{token!r} cannot stand there", "use names, 1, ..., and one level of parentheses"
+            )
     if inside is not None:
         raise _error(formula, "a parenthesis is not closed", "close it")
     return groups
@@ -84,8 +100,11 @@ def _sizes(left: list[Group], shape: Shape, known: dict[str, int], formula: str)
             raise _error(formula, f"the sizes of {' and '.join(missing)} are unknown", f"pass {missing[0]}=…")
         fits = total == have if not missing else have != 0 and total % have == 0
         if not fits:
-            raise ShapeError(f"rearrange({formula!r}) of shape {show_shape(shape)}",
-                             because=f"({' '.join(group)}) of {have} does not divide {total}", fix="correct the sizes")
+            raise ShapeError(
+                f"rearrange({formula!r}) of shape {show_shape(shape)}",
+                because=f"({' '.join(group)}) of {have} does not divide {total}",
+                fix="correct the sizes",
+            )
         size.update({n: known[n] for n in group if n in known})
         size.update({n: total // have for n in missing})
     unknown = [n for n in known if n not in size]

@@ -1,9 +1,11 @@
 """Elementwise operations: arithmetic, comparison, bits, functions, activations.
 
-Values follow NumPy (NaN, infinities, signed zeros, wrap-around of integers) unless a docstring says otherwise. Operands
-broadcast and promote; a Python scalar takes the dtype of the other operand (`int32 + 1.5` is float32, `float16 + 1.5` is
-float16). A Python integer that the common integer dtype cannot hold raises DTypeError, except in comparisons.
+Values follow NumPy (NaN, infinities, signed zeros, wrap-around of integers) unless a docstring says
+otherwise. Operands broadcast and promote; a Python scalar takes the dtype of the other operand (`int32 + 1.5`
+is float32, `float16 + 1.5` is float16). A Python integer that the common integer dtype cannot hold raises
+DTypeError, except in comparisons.
 """
+
 from __future__ import annotations
 
 import math
@@ -20,13 +22,30 @@ Float: TypeAlias = float
 
 _INT_OF_SIZE = {8: dtypes.int8, 16: dtypes.int16, 32: dtypes.int32, 64: dtypes.int64}
 
-# atan(sqrt z) / sqrt z on [0, tan(pi/8)**2] as a polynomial in z: interpolated at Chebyshev nodes with 60 digits;
-# relative errors 6e-10 and 3e-18
-_ATAN_SINGLE = [1.0, -0.3333330689293243, 0.19998183034820705, -0.14239532553566966, 0.10569827940676421,
-                -0.060263029935534104]
-_ATAN_DOUBLE = [1.0, -0.3333333333333312, 0.1999999999994089, -0.14285714279250195, 0.11111110744917155,
-                -0.0909089680899165, 0.0769204532960224, -0.06662951798681727, 0.058468781872398394,
-                -0.05035101954410522, 0.03796524453835579, -0.017805382891899698]
+# atan(sqrt z) / sqrt z on [0, tan(pi/8)**2] as a polynomial in z: interpolated at Chebyshev nodes with 60
+# digits; relative errors 6e-10 and 3e-18
+_ATAN_SINGLE = [
+    1.0,
+    -0.3333330689293243,
+    0.19998183034820705,
+    -0.14239532553566966,
+    0.10569827940676421,
+    -0.060263029935534104,
+]
+_ATAN_DOUBLE = [
+    1.0,
+    -0.3333333333333312,
+    0.1999999999994089,
+    -0.14285714279250195,
+    0.11111110744917155,
+    -0.0909089680899165,
+    0.0769204532960224,
+    -0.06662951798681727,
+    0.058468781872398394,
+    -0.05035101954410522,
+    0.03796524453835579,
+    -0.017805382891899698,
+]
 
 
 class ElementwiseMixin(TensorBase):
@@ -48,19 +67,22 @@ class ElementwiseMixin(TensorBase):
 
     def _number(self, what: str) -> Self:
         if self.uop.dtype.is_bool:
-            raise DTypeError(f"{what} of a bool tensor", because="booleans have no arithmetic sign",
-                             fix="use logical_not or ^ for bools, or cast to an integer dtype")
+            raise DTypeError(
+                f"{what} of a bool tensor",
+                because="booleans have no arithmetic sign",
+                fix="use logical_not or ^ for bools, or cast to an integer dtype",
+            )
         return self
 
-    def _constant(self, value: bool | float) -> Self:
+    def _constant(self, value: Bool | Float) -> Self:
         """A constant of this dtype and shape."""
         return self._wrap(scalar_shape(UOp.const(value, self.uop.dtype), self.uop.shape))
 
     # ---- dtype
 
     def cast(self, dtype: DType | str) -> Self:
-        """Convert the values. Float to integer truncates, saturates at the limits and turns NaN into 0; to bool tests
-        for non-zero; between integers wraps.
+        """Convert the values. Float to integer truncates, saturates at the limits and turns NaN into 0; to
+        bool tests for non-zero; between integers wraps.
 
         >>> Tensor([1.7, -1.7]).cast(dtypes.int32).tolist()
         [1, -1]
@@ -68,15 +90,32 @@ class ElementwiseMixin(TensorBase):
         want = to_dtype(dtype)
         return self if want is self.uop.dtype else self._wrap(self.uop.cast(want))
 
-    def half(self) -> Self: return self.cast(dtypes.float16)
-    def float(self) -> Self: return self.cast(dtypes.float32)
-    def double(self) -> Self: return self.cast(dtypes.float64)
-    def bfloat16(self) -> Self: return self.cast(dtypes.bfloat16)
-    def char(self) -> Self: return self.cast(dtypes.int8)
-    def short(self) -> Self: return self.cast(dtypes.int16)
-    def int(self) -> Self: return self.cast(dtypes.int32)
-    def long(self) -> Self: return self.cast(dtypes.int64)
-    def bool(self) -> Self: return self.cast(dtypes.bool)
+    def half(self) -> Self:
+        return self.cast(dtypes.float16)
+
+    def float(self) -> Self:
+        return self.cast(dtypes.float32)
+
+    def double(self) -> Self:
+        return self.cast(dtypes.float64)
+
+    def bfloat16(self) -> Self:
+        return self.cast(dtypes.bfloat16)
+
+    def char(self) -> Self:
+        return self.cast(dtypes.int8)
+
+    def short(self) -> Self:
+        return self.cast(dtypes.int16)
+
+    def int(self) -> Self:
+        return self.cast(dtypes.int32)
+
+    def long(self) -> Self:
+        return self.cast(dtypes.int64)
+
+    def bool(self) -> Self:
+        return self.cast(dtypes.bool)
 
     # ---- arithmetic
 
@@ -100,15 +139,18 @@ class ElementwiseMixin(TensorBase):
         return self._broadcast_binary(Ops.MUL, other, "mul", reverse)
 
     def div(self, other: Any, reverse: Bool = False, rounding_mode: str | None = None) -> Self:
-        """x / y. Without a rounding mode integers divide as floats; "floor" and "trunc" round the quotient and keep
-        integers, for which division by zero gives 0.
+        """x / y. Without a rounding mode integers divide as floats; "floor" and "trunc" round the quotient
+        and keep integers, for which division by zero gives 0.
 
         >>> (Tensor([7, -7]) / 2).tolist(), Tensor([7, -7]).div(2, rounding_mode="trunc").tolist()
         ([3.5, -3.5], [3, -3])
         """
         if rounding_mode not in (None, "floor", "trunc"):
-            raise ArgumentError(f"div(rounding_mode={rounding_mode!r})", because="there is no such mode",
-                                fix='use None, "floor" or "trunc"')
+            raise ArgumentError(
+                f"div(rounding_mode={rounding_mode!r})",
+                because="there is no such mode",
+                fix='use None, "floor" or "trunc"',
+            )
         a, b = self._operands(other, "div")
         if reverse:
             a, b = b, a
@@ -122,8 +164,8 @@ class ElementwiseMixin(TensorBase):
         return self._floor_quotient(self._wrap(a), self._wrap(b))
 
     def _floor_quotient(self, a: Self, b: Self) -> Self:
-        """floor(a / b) of floats such that a == q * b + mod(a, b), as Python and NumPy: from the remainder, so that the
-        rounding of the quotient does not lift it to the next integer."""
+        """floor(a / b) of floats such that a == q * b + mod(a, b), as Python and NumPy: from the remainder,
+        so that the rounding of the quotient does not lift it to the next integer."""
         x, y = a.cast(dtypes.float64), b.cast(dtypes.float64)
         r = self._float_remainder(x.uop, y.uop)
         quotient = ((x - r) / y)._round_half_even()
@@ -159,16 +201,17 @@ class ElementwiseMixin(TensorBase):
         return self.mod(other)
 
     def fmod(self, other: Any) -> Self:
-        """The remainder with the sign of the dividend, as C's fmod; integer division by zero gives 0. Floats: exact while the
-        quotient is below 2**100."""
+        """The remainder with the sign of the dividend, as C's fmod; integer division by zero gives 0. Floats:
+        exact while the quotient is below 2**100."""
         a, b = self._operands(other, "fmod")
         if a.dtype.kind != "f":
             return self._apply(Ops.TRUNCMOD, "fmod", a, b)
         return self._wrap(a)._signed(self._float_remainder(a, b))
 
     def _float_remainder(self, a: UOp, b: UOp) -> Self:
-        """a - b * trunc(a / b), computed in float64 in two steps, each exact: the first leaves |r| < |a| / 2**52, the second
-        takes the rest; a quotient that was rounded up leaves a remainder of the wrong sign, which is put right."""
+        """a - b * trunc(a / b), computed in float64 in two steps, each exact: the first leaves |r| < |a| /
+        2**52, the second takes the rest; a quotient that was rounded up leaves a remainder of the wrong sign,
+        which is put right."""
         dtype = a.dtype
         x, y = self._wrap(a.cast(dtypes.float64)), self._wrap(b.cast(dtypes.float64))
         r = x
@@ -184,7 +227,9 @@ class ElementwiseMixin(TensorBase):
     def _signed(self, magnitude: Self) -> Self:
         """`magnitude`, with the sign of self where it is zero."""
         zero = self.uop.dtype
-        signed_zero = self._negative_bit().where(self._wrap(UOp.const(-0.0, zero)), self._wrap(UOp.const(0.0, zero)))
+        signed_zero = self._negative_bit().where(
+            self._wrap(UOp.const(-0.0, zero)), self._wrap(UOp.const(0.0, zero))
+        )
         return magnitude.eq(0).where(signed_zero, magnitude)
 
     def neg(self) -> Self:
@@ -200,8 +245,8 @@ class ElementwiseMixin(TensorBase):
         return self * self
 
     def pow(self, other: Any, reverse: Bool = False) -> Self:
-        """x to the power y. Integers stay integers and wrap; a negative integer exponent raises ArgumentError when it is a
-        Python number and gives 0 (±1 for bases ±1) when it is an element.
+        """x to the power y. Integers stay integers and wrap; a negative integer exponent raises ArgumentError
+        when it is a Python number and gives 0 (±1 for bases ±1) when it is an element.
 
         >>> (Tensor([2, 3]) ** 3).tolist(), (2 ** Tensor([1.0, 0.5])).tolist()
         ([8, 27], [2.0, 1.4142135381698608])
@@ -224,8 +269,11 @@ class ElementwiseMixin(TensorBase):
             if not isinstance(exponent, int):
                 return self._float()._pow_constant(exponent)
             if exponent < 0:
-                raise ArgumentError(f"pow of an {self.uop.dtype} tensor and {exponent}", because="the result is no integer",
-                                    fix="cast the tensor to a float dtype first")
+                raise ArgumentError(
+                    f"pow of an {self.uop.dtype} tensor and {exponent}",
+                    because="the result is no integer",
+                    fix="cast the tensor to a float dtype first",
+                )
             base = self.cast(dtypes.int8) if self.uop.dtype.is_bool else self
             return base._power(exponent)
         if exponent == 0.5:
@@ -281,7 +329,7 @@ class ElementwiseMixin(TensorBase):
 
     def lerp(self, end: Any, weight: Any) -> Self:
         """self + (end - self) * weight."""
-        return self + (self._of(end) - self) * weight
+        return self + (self._of(end) - self).mul(weight)
 
     def logaddexp(self, other: Any) -> Self:
         """log(exp(x) + exp(y)) without overflow."""
@@ -290,8 +338,9 @@ class ElementwiseMixin(TensorBase):
         top, gap = x.maximum(y), x - y
         # of equal infinities the difference is NaN, and exp(-|NaN|) has to be exp(0)
         same = x.eq(y)
-        return top + same.where(self._wrap(UOp.const(math.log(2), top.uop.dtype)),
-                                (-same.where(0, gap).abs()).exp().log1p())
+        return top + same.where(
+            self._wrap(UOp.const(math.log(2), top.uop.dtype)), (-same.where(0, gap).abs()).exp().log1p()
+        )
 
     def hypot(self, other: Any) -> Self:
         """sqrt(x*x + y*y) without overflow."""
@@ -337,7 +386,9 @@ class ElementwiseMixin(TensorBase):
     def clip(self, min: Any = None, max: Any = None) -> Self:
         """Limit to [min, max]; either may be None, a scalar or a tensor. NaN stays."""
         if min is None and max is None:
-            raise ArgumentError("clip", because="neither min nor max is given", fix="pass at least one of them")
+            raise ArgumentError(
+                "clip", because="neither min nor max is given", fix="pass at least one of them"
+            )
         result = self if min is None else self.maximum(min)
         return result if max is None else result.minimum(max)
 
@@ -345,8 +396,11 @@ class ElementwiseMixin(TensorBase):
         """Another name of `clip`."""
         return self.clip(min, max)
 
-    def clamp_min(self, min: Any) -> Self: return self.maximum(min)
-    def clamp_max(self, max: Any) -> Self: return self.minimum(max)
+    def clamp_min(self, min: Any) -> Self:
+        return self.maximum(min)
+
+    def clamp_max(self, max: Any) -> Self:
+        return self.minimum(max)
 
     def masked_fill(self, mask: Self, value: Any) -> Self:
         """`value` where mask holds."""
@@ -382,10 +436,17 @@ class ElementwiseMixin(TensorBase):
         """x != y as bools."""
         return self._compare(Ops.CMPNE, other, "ne")
 
-    def lt(self, other: Any) -> Self: return self._compare(Ops.CMPLT, other, "lt")
-    def le(self, other: Any) -> Self: return self._compare(Ops.CMPLE, other, "le")
-    def gt(self, other: Any) -> Self: return self._compare(Ops.CMPLT, other, "gt", True)
-    def ge(self, other: Any) -> Self: return self._compare(Ops.CMPLE, other, "ge", True)
+    def lt(self, other: Any) -> Self:
+        return self._compare(Ops.CMPLT, other, "lt")
+
+    def le(self, other: Any) -> Self:
+        return self._compare(Ops.CMPLE, other, "le")
+
+    def gt(self, other: Any) -> Self:
+        return self._compare(Ops.CMPLT, other, "gt", True)
+
+    def ge(self, other: Any) -> Self:
+        return self._compare(Ops.CMPLE, other, "ge", True)
 
     def isnan(self) -> Self:
         """Whether each element is NaN."""
@@ -399,8 +460,11 @@ class ElementwiseMixin(TensorBase):
             return self.eq(math.inf)
         return self.eq(math.inf) | self.eq(-math.inf) if detect_positive else self.eq(-math.inf)
 
-    def isposinf(self) -> Self: return self.isinf(detect_negative=False)
-    def isneginf(self) -> Self: return self.isinf(detect_positive=False)
+    def isposinf(self) -> Self:
+        return self.isinf(detect_negative=False)
+
+    def isneginf(self) -> Self:
+        return self.isinf(detect_positive=False)
 
     def isfinite(self) -> Self:
         """Whether each element is neither NaN nor an infinity."""
@@ -420,13 +484,21 @@ class ElementwiseMixin(TensorBase):
     def _bits(self, op: Op, other: Any, what: str, reverse: Bool = False) -> Self:
         a, b = self._operands(other, what)
         if a.dtype.is_float:
-            raise DTypeError(f"{what} of a {a.dtype} tensor", because="floats have no bitwise operations",
-                             fix="use integer or bool tensors (bitcast gives the bits of floats)")
+            raise DTypeError(
+                f"{what} of a {a.dtype} tensor",
+                because="floats have no bitwise operations",
+                fix="use integer or bool tensors (bitcast gives the bits of floats)",
+            )
         return self._apply(op, what, b, a) if reverse else self._apply(op, what, a, b)
 
-    def bitwise_and(self, other: Any, reverse: Bool = False) -> Self: return self._bits(Ops.AND, other, "bitwise_and", reverse)
-    def bitwise_or(self, other: Any, reverse: Bool = False) -> Self: return self._bits(Ops.OR, other, "bitwise_or", reverse)
-    def bitwise_xor(self, other: Any, reverse: Bool = False) -> Self: return self._bits(Ops.XOR, other, "bitwise_xor", reverse)
+    def bitwise_and(self, other: Any, reverse: Bool = False) -> Self:
+        return self._bits(Ops.AND, other, "bitwise_and", reverse)
+
+    def bitwise_or(self, other: Any, reverse: Bool = False) -> Self:
+        return self._bits(Ops.OR, other, "bitwise_or", reverse)
+
+    def bitwise_xor(self, other: Any, reverse: Bool = False) -> Self:
+        return self._bits(Ops.XOR, other, "bitwise_xor", reverse)
 
     def bitwise_not(self) -> Self:
         """~x: all bits flipped; of bools the negation."""
@@ -436,9 +508,14 @@ class ElementwiseMixin(TensorBase):
         """Whether each element is zero."""
         return self.eq(False) if self.uop.dtype.is_bool else self.eq(0)
 
-    def logical_and(self, other: Any) -> Self: return self.bool() & self._of(other).bool()
-    def logical_or(self, other: Any) -> Self: return self.bool() | self._of(other).bool()
-    def logical_xor(self, other: Any) -> Self: return self.bool() ^ self._of(other).bool()
+    def logical_and(self, other: Any) -> Self:
+        return self.bool() & self._of(other).bool()
+
+    def logical_or(self, other: Any) -> Self:
+        return self.bool() | self._of(other).bool()
+
+    def logical_xor(self, other: Any) -> Self:
+        return self.bool() ^ self._of(other).bool()
 
     def lshift(self, other: Any, reverse: Bool = False) -> Self:
         """x << y; 0 when y is negative or at least the width."""
@@ -458,7 +535,9 @@ class ElementwiseMixin(TensorBase):
         """-1, 0 or 1; NaN stays."""
         if self.uop.dtype.is_bool or self.uop.dtype.is_unsigned:
             return self.ne(0).cast(self.uop.dtype)
-        rest: Any = self * 0 if self.uop.dtype.is_float else 0  # keeps NaN and the sign of zero, has no gradient
+        rest: Any = (
+            self * 0 if self.uop.dtype.is_float else 0
+        )  # keeps NaN and the sign of zero, has no gradient
         one, minus = UOp.const(1, self.uop.dtype), UOp.const(-1, self.uop.dtype)
         return (self > 0).where(self._wrap(one), (self < 0).where(self._wrap(minus), rest))
 
@@ -517,15 +596,32 @@ class ElementwiseMixin(TensorBase):
         """
         return self._function(Ops.SQRT)
 
-    def rsqrt(self) -> Self: return self.sqrt().reciprocal()
-    def exp2(self) -> Self: return self._function(Ops.EXP2)
-    def log2(self) -> Self: return self._function(Ops.LOG2)
-    def exp(self) -> Self: return (self._float() * (1 / math.log(2)))._function(Ops.EXP2)
-    def log(self) -> Self: return self.log2() * math.log(2)
-    def log10(self) -> Self: return self.log2() * math.log10(2)
-    def sin(self) -> Self: return self._function(Ops.SIN)
-    def erf(self) -> Self: return self._function(Ops.ERF)
-    def erfc(self) -> Self: return 1 - self.erf()
+    def rsqrt(self) -> Self:
+        return self.sqrt().reciprocal()
+
+    def exp2(self) -> Self:
+        return self._function(Ops.EXP2)
+
+    def log2(self) -> Self:
+        return self._function(Ops.LOG2)
+
+    def exp(self) -> Self:
+        return (self._float() * (1 / math.log(2)))._function(Ops.EXP2)
+
+    def log(self) -> Self:
+        return self.log2() * math.log(2)
+
+    def log10(self) -> Self:
+        return self.log2() * math.log10(2)
+
+    def sin(self) -> Self:
+        return self._function(Ops.SIN)
+
+    def erf(self) -> Self:
+        return self._function(Ops.ERF)
+
+    def erfc(self) -> Self:
+        return 1 - self.erf()
 
     def cos(self) -> Self:
         """Cosine of radians, as 1 - 2 sin(x/2)**2: halving is exact, so large arguments lose nothing."""
@@ -650,8 +746,11 @@ class ElementwiseMixin(TensorBase):
         """max(x, 0)."""
         return self.maximum(0)
 
-    def relu6(self) -> Self: return self.clip(0, 6)
-    def hardtanh(self, min_val: Float = -1, max_val: Float = 1) -> Self: return self.clip(min_val, max_val)
+    def relu6(self) -> Self:
+        return self.clip(0, 6)
+
+    def hardtanh(self, min_val: Float = -1, max_val: Float = 1) -> Self:
+        return self.clip(min_val, max_val)
 
     def sigmoid(self) -> Self:
         """1 / (1 + exp(-x))."""
@@ -666,8 +765,11 @@ class ElementwiseMixin(TensorBase):
         x = self._float()
         return x * x.sigmoid()
 
-    def swish(self) -> Self: return self.silu()
-    def hardswish(self) -> Self: return self * (self._float() + 3).relu6() * (1 / 6)
+    def swish(self) -> Self:
+        return self.silu()
+
+    def hardswish(self) -> Self:
+        return self * (self._float() + 3).relu6() * (1 / 6)
 
     def elu(self, alpha: Float = 1.0) -> Self:
         """x above zero, else alpha * (exp(x) - 1)."""
@@ -688,13 +790,17 @@ class ElementwiseMixin(TensorBase):
         return (self < 0).where(self * neg_slope, self)
 
     def gelu(self, approximate: str = "tanh") -> Self:
-        """x * P(N(0, 1) <= x). "tanh" (default, as tinygrad and GPT-2) is within 1e-3 of the exact "none" (erf)."""
+        """x * P(N(0, 1) <= x). "tanh" (default, as tinygrad and GPT-2) is within 1e-3 of the exact "none"
+        (erf)."""
         x = self._float()
         if approximate == "none":
             return x * 0.5 * ((x * math.sqrt(0.5)).erf() + 1)
         if approximate != "tanh":
-            raise ArgumentError(f"gelu(approximate={approximate!r})", because="there is no such form",
-                                fix='use "tanh" or "none"')
+            raise ArgumentError(
+                f"gelu(approximate={approximate!r})",
+                because="there is no such form",
+                fix='use "tanh" or "none"',
+            )
         # 0.5 (1 + tanh z) is sigmoid(2 z)
         return x * ((x + x * x * x * 0.044715) * (2 * math.sqrt(2 / math.pi))).sigmoid()
 
@@ -709,8 +815,11 @@ class ElementwiseMixin(TensorBase):
         y = x.logaddexp(0.0)
         return y / beta if beta != 1 else y
 
-    def logsigmoid(self) -> Self: return -(-self._float()).softplus()
-    def softsign(self) -> Self: return self._float() / (self._float().abs() + 1)
+    def logsigmoid(self) -> Self:
+        return -(-self._float()).softplus()
+
+    def softsign(self) -> Self:
+        return self._float() / (self._float().abs() + 1)
 
     def mish(self) -> Self:
         """x * tanh(softplus(x))."""
@@ -719,41 +828,106 @@ class ElementwiseMixin(TensorBase):
 
     # ---- Python's operators
 
-    def __add__(self, other: Any) -> Self: return self._broadcast_binary(Ops.ADD, other, "add")
-    def __radd__(self, other: Any) -> Self: return self._broadcast_binary(Ops.ADD, other, "add", True)
-    def __sub__(self, other: Any) -> Self: return self.sub(other)
-    def __rsub__(self, other: Any) -> Self: return self.sub(other, True)
-    def __mul__(self, other: Any) -> Self: return self._broadcast_binary(Ops.MUL, other, "mul")
-    def __rmul__(self, other: Any) -> Self: return self._broadcast_binary(Ops.MUL, other, "mul", True)
-    def __truediv__(self, other: Any) -> Self: return self.div(other)
-    def __rtruediv__(self, other: Any) -> Self: return self.div(other, True)
-    def __floordiv__(self, other: Any) -> Self: return self.div(other, rounding_mode="floor")
-    def __rfloordiv__(self, other: Any) -> Self: return self.div(other, True, rounding_mode="floor")
-    def __mod__(self, other: Any) -> Self: return self.mod(other)
-    def __rmod__(self, other: Any) -> Self: return self.mod(other, True)
-    def __pow__(self, other: Any) -> Self: return self.pow(other)
-    def __rpow__(self, other: Any) -> Self: return self.pow(other, True)
-    def __and__(self, other: Any) -> Self: return self.bitwise_and(other)
-    def __rand__(self, other: Any) -> Self: return self.bitwise_and(other, True)
-    def __or__(self, other: Any) -> Self: return self.bitwise_or(other)
-    def __ror__(self, other: Any) -> Self: return self.bitwise_or(other, True)
-    def __xor__(self, other: Any) -> Self: return self.bitwise_xor(other)
-    def __rxor__(self, other: Any) -> Self: return self.bitwise_xor(other, True)
-    def __lshift__(self, other: Any) -> Self: return self.lshift(other)
-    def __rlshift__(self, other: Any) -> Self: return self.lshift(other, True)
-    def __rshift__(self, other: Any) -> Self: return self.rshift(other)
-    def __rrshift__(self, other: Any) -> Self: return self.rshift(other, True)
-    def __neg__(self) -> Self: return self.neg()
-    def __pos__(self) -> Self: return self
-    def __abs__(self) -> Self: return self.abs()
-    def __invert__(self) -> Self: return self.bitwise_not()
-    def __lt__(self, other: Any) -> Self: return self.lt(other)
-    def __le__(self, other: Any) -> Self: return self.le(other)
-    def __gt__(self, other: Any) -> Self: return self.gt(other)
-    def __ge__(self, other: Any) -> Self: return self.ge(other)
-    def __eq__(self, other: object) -> Any: return self.eq(other) if other is not None else False
-    def __ne__(self, other: object) -> Any: return self.ne(other) if other is not None else True
+    def __add__(self, other: Any) -> Self:
+        return self._broadcast_binary(Ops.ADD, other, "add")
+
+    def __radd__(self, other: Any) -> Self:
+        return self._broadcast_binary(Ops.ADD, other, "add", True)
+
+    def __sub__(self, other: Any) -> Self:
+        return self.sub(other)
+
+    def __rsub__(self, other: Any) -> Self:
+        return self.sub(other, True)
+
+    def __mul__(self, other: Any) -> Self:
+        return self._broadcast_binary(Ops.MUL, other, "mul")
+
+    def __rmul__(self, other: Any) -> Self:
+        return self._broadcast_binary(Ops.MUL, other, "mul", True)
+
+    def __truediv__(self, other: Any) -> Self:
+        return self.div(other)
+
+    def __rtruediv__(self, other: Any) -> Self:
+        return self.div(other, True)
+
+    def __floordiv__(self, other: Any) -> Self:
+        return self.div(other, rounding_mode="floor")
+
+    def __rfloordiv__(self, other: Any) -> Self:
+        return self.div(other, True, rounding_mode="floor")
+
+    def __mod__(self, other: Any) -> Self:
+        return self.mod(other)
+
+    def __rmod__(self, other: Any) -> Self:
+        return self.mod(other, True)
+
+    def __pow__(self, other: Any) -> Self:
+        return self.pow(other)
+
+    def __rpow__(self, other: Any) -> Self:
+        return self.pow(other, True)
+
+    def __and__(self, other: Any) -> Self:
+        return self.bitwise_and(other)
+
+    def __rand__(self, other: Any) -> Self:
+        return self.bitwise_and(other, True)
+
+    def __or__(self, other: Any) -> Self:
+        return self.bitwise_or(other)
+
+    def __ror__(self, other: Any) -> Self:
+        return self.bitwise_or(other, True)
+
+    def __xor__(self, other: Any) -> Self:
+        return self.bitwise_xor(other)
+
+    def __rxor__(self, other: Any) -> Self:
+        return self.bitwise_xor(other, True)
+
+    def __lshift__(self, other: Any) -> Self:
+        return self.lshift(other)
+
+    def __rlshift__(self, other: Any) -> Self:
+        return self.lshift(other, True)
+
+    def __rshift__(self, other: Any) -> Self:
+        return self.rshift(other)
+
+    def __rrshift__(self, other: Any) -> Self:
+        return self.rshift(other, True)
+
+    def __neg__(self) -> Self:
+        return self.neg()
+
+    def __pos__(self) -> Self:
+        return self
+
+    def __abs__(self) -> Self:
+        return self.abs()
+
+    def __invert__(self) -> Self:
+        return self.bitwise_not()
+
+    def __lt__(self, other: Any) -> Self:
+        return self.lt(other)
+
+    def __le__(self, other: Any) -> Self:
+        return self.le(other)
+
+    def __gt__(self, other: Any) -> Self:
+        return self.gt(other)
+
+    def __ge__(self, other: Any) -> Self:
+        return self.ge(other)
+
+    def __eq__(self, other: object) -> Any:
+        return self.eq(other) if other is not None else False
+
+    def __ne__(self, other: object) -> Any:
+        return self.ne(other) if other is not None else True
+
     __hash__ = object.__hash__
-
-
-

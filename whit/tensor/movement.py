@@ -1,4 +1,5 @@
 """Movement: operations that rearrange elements without computing. Most are views and cost no memory."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -33,13 +34,20 @@ class MovementMixin(ElementwiseMixin):
         new = sizes(shape)
         old = self.shape
         if None in new:
-            new = tuple([old[axis] if size is None and axis < len(old) else size for axis, size in enumerate(new)])
-        wrong = [size for size in new if not isinstance(size, (int, UOp)) or (isinstance(size, int) and size < -1)]
+            new = tuple(
+                [old[axis] if size is None and axis < len(old) else size for axis, size in enumerate(new)]
+            )
+        wrong = [
+            size for size in new if not isinstance(size, (int, UOp)) or (isinstance(size, int) and size < -1)
+        ]
         if wrong:
             new_integers = _integers(new)
             if new_integers is None:
-                raise ShapeError(f"reshape {show_shape(old)} to {new}", because=f"{wrong[0]!r} is no size",
-                                 fix="sizes are whole numbers >= 0, and at most one -1")
+                raise ShapeError(
+                    f"reshape {show_shape(old)} to {new}",
+                    because=f"{wrong[0]!r} is no size",
+                    fix="sizes are whole numbers >= 0, and at most one -1",
+                )
             new = new_integers
         if -1 in [size for size in new if isinstance(size, int)]:
             new = self._inferred(old, new)
@@ -59,10 +67,13 @@ class MovementMixin(ElementwiseMixin):
         elif isinstance(known, int) and isinstance(total, int) and total % known:
             why = f"{total} elements are no multiple of {known}"
         if why:
-            raise ShapeError(f"reshape {show_shape(old)} to {show_shape(new)}", because=why, fix="write the sizes out")
+            raise ShapeError(
+                f"reshape {show_shape(old)} to {show_shape(new)}", because=why, fix="write the sizes out"
+            )
         left = total // known
         if isinstance(left, UOp):
             from whit.uop.symbolic import simplify
+
             left = simplify(left)
             left = left.arg if left.op is Ops.CONST else left
         return tuple([left if isinstance(size, int) and size == -1 else size for size in new])
@@ -93,15 +104,21 @@ class MovementMixin(ElementwiseMixin):
         return self._wrap(self.uop.permute(tuple(reversed(range(self.ndim)))))
 
     def expand(self, *shape: Any) -> Self:
-        """Repeat axes of size 1 (and add axes at the left) up to `shape`; -1 keeps a size. Costs no memory."""
+        """Repeat axes of size 1 (and add axes at the left) up to `shape`; -1 keeps a size. Costs no
+        memory."""
         new = sizes(shape)
         old = self.shape
         extra = len(new) - len(old)
         if extra < 0:
-            raise ShapeError(f"expand {show_shape(old)} to {show_shape(new)}", because="the new shape has fewer axes",
-                             fix="name every axis")
+            raise ShapeError(
+                f"expand {show_shape(old)} to {show_shape(new)}",
+                because="the new shape has fewer axes",
+                fix="name every axis",
+            )
         aligned = (1,) * extra + old
-        target = tuple([size if isinstance(want, int) and want == -1 else want for want, size in zip(new, aligned)])
+        target = tuple(
+            [size if isinstance(want, int) and want == -1 else want for want, size in zip(new, aligned)]
+        )
         return self._wrap(self.uop.reshape(aligned).expand(target))
 
     def broadcast_to(self, *shape: Any) -> Self:
@@ -117,25 +134,36 @@ class MovementMixin(ElementwiseMixin):
         old = self.shape
         pairs: Any = tuple([(0, size) if pair is None else tuple(pair) for pair, size in zip(limits, old)])
         if len(limits) != len(old):
-            raise ShapeError(f"shrink {show_shape(old)} to {tuple(limits)}", because="it takes one (start, stop) per axis",
-                             fix="name every axis; None keeps one")
+            raise ShapeError(
+                f"shrink {show_shape(old)} to {tuple(limits)}",
+                because="it takes one (start, stop) per axis",
+                fix="name every axis; None keeps one",
+            )
         return self._wrap(self.uop.shrink(pairs))
 
     def shrink_to(self, *shape: Any) -> Self:
         """Keep the first sizes of each axis; None keeps the axis."""
         new = sizes(shape)
         if len(new) != self.ndim:
-            raise ShapeError(f"shrink_to {new} of shape {show_shape(self.shape)}", because="it takes one size per axis",
-                             fix="name every axis; None keeps one")
+            raise ShapeError(
+                f"shrink_to {new} of shape {show_shape(self.shape)}",
+                because="it takes one size per axis",
+                fix="name every axis; None keeps one",
+            )
         return self.shrink([None if size is None else (0, size) for size in new])
 
     def pad_to(self, *shape: Any) -> Self:
         """Zeros after the end of each axis up to the sizes; None keeps the axis."""
         new, old = sizes(shape), self.shape
         if len(new) != len(old):
-            raise ShapeError(f"pad_to {new} of shape {show_shape(old)}", because="it takes one size per axis",
-                             fix="name every axis; None keeps one")
-        return self._wrap(self.uop.pad(tuple([(0, 0 if want is None else want - size) for want, size in zip(new, old)])))
+            raise ShapeError(
+                f"pad_to {new} of shape {show_shape(old)}",
+                because="it takes one size per axis",
+                fix="name every axis; None keeps one",
+            )
+        return self._wrap(
+            self.uop.pad(tuple([(0, 0 if want is None else want - size) for want, size in zip(new, old)]))
+        )
 
     def flip(self, *axis: Any) -> Self:
         """Reverse axes; without arguments all of them.
@@ -148,8 +176,9 @@ class MovementMixin(ElementwiseMixin):
     # ---- padding
 
     def pad(self, padding: Sequence[Any], mode: str = "constant", value: PyConst = 0) -> Self:
-        """Elements around. `padding` is one (before, after) or None per axis, or PyTorch's flat form (last axis first);
-        negative amounts remove. Modes: "constant" (with `value`), "reflect", "replicate", "circular".
+        """Elements around. `padding` is one (before, after) or None per axis, or PyTorch's flat form (last
+        axis first); negative amounts remove. Modes: "constant" (with `value`), "reflect", "replicate",
+        "circular".
 
         >>> Tensor([1, 2, 3]).pad(((2, 1),), mode="reflect").tolist()
         [3, 2, 1, 2, 3, 2]
@@ -158,8 +187,11 @@ class MovementMixin(ElementwiseMixin):
         if mode == "constant":
             return self._pad_constant(widths, value)
         if mode not in ("reflect", "replicate", "circular"):
-            raise ArgumentError(f"pad(mode={mode!r})", because="there is no such mode",
-                                fix='use "constant", "reflect", "replicate" or "circular"')
+            raise ArgumentError(
+                f"pad(mode={mode!r})",
+                because="there is no such mode",
+                fix='use "constant", "reflect", "replicate" or "circular"',
+            )
         result = self
         for axis, (before, after) in enumerate(widths):
             result = result._pad_axis(axis, before, after, mode)
@@ -170,14 +202,19 @@ class MovementMixin(ElementwiseMixin):
         flat = all(isinstance(width, (int, UOp)) for width in padding) and len(padding) > 0
         if flat:
             if len(padding) % 2 or len(padding) // 2 > ndim:
-                raise ShapeError(f"pad {show_shape(self.shape)} by {tuple(padding)}",
-                                 because="the flat form takes two numbers per axis, last axis first",
-                                 fix="pass one (before, after) per axis")
+                raise ShapeError(
+                    f"pad {show_shape(self.shape)} by {tuple(padding)}",
+                    because="the flat form takes two numbers per axis, last axis first",
+                    fix="pass one (before, after) per axis",
+                )
             pairs = [(padding[i], padding[i + 1]) for i in range(0, len(padding), 2)]
             return ((0, 0),) * (ndim - len(pairs)) + tuple(reversed(pairs))
         if len(padding) != ndim or any(width is not None and len(width) != 2 for width in padding):
-            raise ShapeError(f"pad {show_shape(self.shape)} by {tuple(padding)}",
-                             because="it takes one (before, after) per axis", fix="name every axis; None leaves one alone")
+            raise ShapeError(
+                f"pad {show_shape(self.shape)} by {tuple(padding)}",
+                because="it takes one (before, after) per axis",
+                fix="name every axis; None leaves one alone",
+            )
         return tuple([(0, 0) if width is None else (width[0], width[1]) for width in padding])
 
     def _pad_constant(self, widths: tuple[tuple[Any, Any], ...], value: PyConst) -> Self:
@@ -186,8 +223,11 @@ class MovementMixin(ElementwiseMixin):
         if any(isinstance(w, int) and w < 0 for pair in widths for w in pair):
             cut = [(-min(before, 0), size + min(after, 0)) for size, (before, after) in zip(old, widths)]
             if any(start > stop for start, stop in cut):
-                raise ShapeError(f"pad {show_shape(old)} by {widths}", because="more elements are removed than there are",
-                                 fix="remove fewer")
+                raise ShapeError(
+                    f"pad {show_shape(old)} by {widths}",
+                    because="more elements are removed than there are",
+                    fix="remove fewer",
+                )
             uop = uop.shrink(tuple(cut))
             widths = tuple([(max(before, 0), max(after, 0)) for before, after in widths])
         inner = uop.shape
@@ -206,18 +246,44 @@ class MovementMixin(ElementwiseMixin):
         size = self.shape[axis]
         limit = {"reflect": size - 1, "circular": size, "replicate": None}[mode]
         if limit is not None and (before > limit or after > limit):
-            raise ShapeError(f"pad(mode={mode!r}) of an axis of size {size} by ({before}, {after})",
-                             because=f"this mode can add at most {limit} on a side", fix="pad less, or in several steps")
+            raise ShapeError(
+                f"pad(mode={mode!r}) of an axis of size {size} by ({before}, {after})",
+                because=f"this mode can add at most {limit} on a side",
+                fix="pad less, or in several steps",
+            )
         if mode == "replicate" and size == 0 and (before or after):
-            raise ShapeError("pad(mode='replicate') of an empty axis", because="there is no edge to repeat", fix="pad constants")
+            raise ShapeError(
+                "pad(mode='replicate') of an empty axis",
+                because="there is no edge to repeat",
+                fix="pad constants",
+            )
 
         pieces: list[Self] = [self]
         if before > 0:
-            pieces.insert(0, self._repeated_edge(axis, mode, {"reflect": (1, before + 1), "replicate": (0, 1),
-                                                              "circular": (size - before, size)}[mode], before))
+            pieces.insert(
+                0,
+                self._repeated_edge(
+                    axis,
+                    mode,
+                    {"reflect": (1, before + 1), "replicate": (0, 1), "circular": (size - before, size)}[
+                        mode
+                    ],
+                    before,
+                ),
+            )
         if after > 0:
-            pieces.append(self._repeated_edge(axis, mode, {"reflect": (size - 1 - after, size - 1), "circular": (0, after),
-                                                           "replicate": (size - 1, size)}[mode], after))
+            pieces.append(
+                self._repeated_edge(
+                    axis,
+                    mode,
+                    {
+                        "reflect": (size - 1 - after, size - 1),
+                        "circular": (0, after),
+                        "replicate": (size - 1, size),
+                    }[mode],
+                    after,
+                )
+            )
         result = pieces[0].cat(*pieces[1:], dim=axis) if len(pieces) > 1 else self
         cut = (-min(before, 0), result.shape[axis] + min(after, 0))
         return result.shrink([cut if a == axis else None for a in range(self.ndim)])
@@ -226,7 +292,11 @@ class MovementMixin(ElementwiseMixin):
         piece = self._part(axis, *limits)
         if mode == "reflect":
             return piece.flip(axis)
-        return piece.expand(*[count if a == axis else -1 for a in range(self.ndim)]) if mode == "replicate" else piece
+        return (
+            piece.expand(*[count if a == axis else -1 for a in range(self.ndim)])
+            if mode == "replicate"
+            else piece
+        )
 
     # ---- axes of size 1, merging and splitting
 
@@ -234,7 +304,11 @@ class MovementMixin(ElementwiseMixin):
         """Drop axes of size 1: all, or `dim` where its size is 1."""
         shape = self.shape
         drop = range(len(shape)) if dim is None else self._axes(dim, "squeeze")
-        kept = [size for axis, size in enumerate(shape) if not (axis in drop and isinstance(size, int) and size == 1)]
+        kept = [
+            size
+            for axis, size in enumerate(shape)
+            if not (axis in drop and isinstance(size, int) and size == 1)
+        ]
         return self._wrap(self.uop.reshape(tuple(kept)))
 
     def unsqueeze(self, dim: int) -> Self:
@@ -250,16 +324,19 @@ class MovementMixin(ElementwiseMixin):
             return self._wrap(self.uop.reshape((1,)))
         start, end = self._axis(start_dim, "flatten"), self._axis(end_dim, "flatten")
         if start > end:
-            raise ShapeError(f"flatten axes {start_dim} to {end_dim} of {show_shape(shape)}",
-                             because="the first comes after the last", fix="swap them")
-        return self._wrap(self.uop.reshape((*shape[:start], prod(shape[start:end + 1]), *shape[end + 1:])))
+            raise ShapeError(
+                f"flatten axes {start_dim} to {end_dim} of {show_shape(shape)}",
+                because="the first comes after the last",
+                fix="swap them",
+            )
+        return self._wrap(self.uop.reshape((*shape[:start], prod(shape[start : end + 1]), *shape[end + 1 :])))
 
     def unflatten(self, dim: int, sizes: Sequence[int]) -> Self:
         """Split axis `dim` into `sizes`, one of which may be -1."""
         at = self._axis(dim, "unflatten")
         shape = self.shape
         inner = self._inferred((shape[at],), tuple(sizes)) if -1 in sizes else tuple(sizes)
-        return self.reshape(*shape[:at], *inner, *shape[at + 1:])
+        return self.reshape(*shape[:at], *inner, *shape[at + 1 :])
 
     # ---- repetition, joining, cutting
 
@@ -271,8 +348,11 @@ class MovementMixin(ElementwiseMixin):
         """
         counts = sizes(repeats)
         if len(counts) < self.ndim or any(isinstance(count, int) and count < 0 for count in counts):
-            raise ShapeError(f"repeat {show_shape(self.shape)} by {counts}", because="it takes a count >= 0 for every axis",
-                             fix="give at least as many counts as there are axes")
+            raise ShapeError(
+                f"repeat {show_shape(self.shape)} by {counts}",
+                because="it takes a count >= 0 for every axis",
+                fix="give at least as many counts as there are axes",
+            )
         shape = (1,) * (len(counts) - self.ndim) + self.shape
         split = [size for pair in zip((1,) * len(shape), shape) for size in pair]
         tiled = [size for pair in zip(counts, shape) for size in pair]
@@ -285,19 +365,26 @@ class MovementMixin(ElementwiseMixin):
         at = x._axis(0 if dim is None else dim, "repeat_interleave")
         shape = x.shape
         if repeats < 0:
-            raise ArgumentError(f"repeat_interleave({repeats})", because="a count cannot be negative", fix="use 0 or more")
-        wide = x.uop.reshape((*shape[:at + 1], 1, *shape[at + 1:])).expand((*shape[:at + 1], repeats, *shape[at + 1:]))
-        return self._wrap(wide.reshape((*shape[:at], shape[at] * repeats, *shape[at + 1:])))
+            raise ArgumentError(
+                f"repeat_interleave({repeats})", because="a count cannot be negative", fix="use 0 or more"
+            )
+        wide = x.uop.reshape((*shape[: at + 1], 1, *shape[at + 1 :])).expand(
+            (*shape[: at + 1], repeats, *shape[at + 1 :])
+        )
+        return self._wrap(wide.reshape((*shape[:at], shape[at] * repeats, *shape[at + 1 :])))
 
     def cat(self, *others: Self, dim: int = 0) -> Self:
-        """Join along an existing axis. Also `Tensor.cat(a, b, dim=…)` and `Tensor.cat([a, b])`; dtypes promote.
+        """Join along an existing axis. Also `Tensor.cat(a, b, dim=…)` and `Tensor.cat([a, b])`; dtypes
+        promote.
 
         >>> Tensor([1, 2]).cat(Tensor([3])).tolist()
         [1, 2, 3]
         """
         parts: list[Self] = _parts(self, others)
         if not parts:
-            raise ArgumentError("cat of no tensors", because="there is nothing to join", fix="pass at least one")
+            raise ArgumentError(
+                "cat of no tensors", because="there is nothing to join", fix="pass at least one"
+            )
         first = parts[0]
         if first.ndim == 0:
             raise ShapeError("cat of scalars", because="shape () has no axis to join along", fix="use stack")
@@ -305,12 +392,17 @@ class MovementMixin(ElementwiseMixin):
         dtype = promote(*[part.uop.dtype for part in parts])
         nodes = [part.uop.cast(dtype) for part in parts]
         check_devices("cat", *nodes)
-        rest = first.shape[:at] + first.shape[at + 1:]
+        rest = first.shape[:at] + first.shape[at + 1 :]
         for node in nodes:
-            if len(node.shape) != first.ndim or node.shape[:at] + node.shape[at + 1:] != rest:
-                raise ShapeError(f"cat of {' and '.join(show_shape(n.shape) for n in nodes)} along axis {at}",
-                                 because="the other axes differ", fix="make them equal, or join along another axis")
-        nodes = [node for node in nodes if not (isinstance(node.shape[at], int) and node.shape[at] == 0)] or nodes[:1]
+            if len(node.shape) != first.ndim or node.shape[:at] + node.shape[at + 1 :] != rest:
+                raise ShapeError(
+                    f"cat of {' and '.join(show_shape(n.shape) for n in nodes)} along axis {at}",
+                    because="the other axes differ",
+                    fix="make them equal, or join along another axis",
+                )
+        nodes = [
+            node for node in nodes if not (isinstance(node.shape[at], int) and node.shape[at] == 0)
+        ] or nodes[:1]
         return first._wrap(_joined(nodes, at))
 
     def stack(self, *others: Self, dim: int = 0) -> Self:
@@ -321,10 +413,15 @@ class MovementMixin(ElementwiseMixin):
         """
         parts: list[Self] = _parts(self, others)
         if not parts:
-            raise ArgumentError("stack of no tensors", because="there is nothing to join", fix="pass at least one")
+            raise ArgumentError(
+                "stack of no tensors", because="there is nothing to join", fix="pass at least one"
+            )
         if any(part.shape != parts[0].shape for part in parts):
-            raise ShapeError(f"stack of {' and '.join(show_shape(p.shape) for p in parts)}", because="the shapes differ",
-                             fix="make them equal")
+            raise ShapeError(
+                f"stack of {' and '.join(show_shape(p.shape) for p in parts)}",
+                because="the shapes differ",
+                fix="make them equal",
+            )
         wide = [part.unsqueeze(dim) for part in parts]
         return wide[0].cat(*wide[1:], dim=parts[0]._axis(dim, "stack", extra=1))
 
@@ -334,12 +431,16 @@ class MovementMixin(ElementwiseMixin):
         total = self.shape[at]
         if isinstance(sizes, int):
             if sizes <= 0:
-                raise ArgumentError(f"split into pieces of {sizes}", because="a piece needs elements", fix="use 1 or more")
+                raise ArgumentError(
+                    f"split into pieces of {sizes}", because="a piece needs elements", fix="use 1 or more"
+                )
             sizes = [min(sizes, total - start) for start in range(0, total, sizes)] or [0]
         if sum(sizes) != total:
-            raise ShapeError(f"split axis {at} of {show_shape(self.shape)} into {list(sizes)}",
-                             because=f"the pieces have {sum(sizes)} elements and the axis has {total}",
-                             fix="make them add up")
+            raise ShapeError(
+                f"split axis {at} of {show_shape(self.shape)} into {list(sizes)}",
+                because=f"the pieces have {sum(sizes)} elements and the axis has {total}",
+                fix="make them add up",
+            )
         result, start = [], 0
         for size in sizes:
             result.append(self._part(at, start, start + size))
@@ -368,8 +469,11 @@ class MovementMixin(ElementwiseMixin):
         if dims is None:
             flat = self.flatten()
             return flat.roll(shifts if isinstance(shifts, int) else sum(shifts), 0).reshape(*self.shape)
-        pairs = [(shifts, dims)] if isinstance(shifts, int) and isinstance(dims, int) else \
-            list(zip(*_same_length(shifts, dims)))
+        pairs = (
+            [(shifts, dims)]
+            if isinstance(shifts, int) and isinstance(dims, int)
+            else list(zip(*_same_length(shifts, dims)))
+        )
         result = self
         for shift, dim in pairs:
             at = self._axis(dim, "roll")
@@ -384,8 +488,11 @@ class MovementMixin(ElementwiseMixin):
         at = self._axis(dim, "unfold")
         total = self.shape[at]
         if size < 0 or step <= 0 or size > total:
-            raise ShapeError(f"unfold axis {at} of {show_shape(self.shape)} into windows of {size} every {step}",
-                             because=f"it takes 0 <= size <= {total} and step >= 1", fix="choose a smaller window")
+            raise ShapeError(
+                f"unfold axis {at} of {show_shape(self.shape)} into windows of {size} every {step}",
+                because=f"it takes 0 <= size <= {total} and step >= 1",
+                fix="choose a smaller window",
+            )
         x = self.transpose(at, -1) if at != self.ndim - 1 else self
         windows = x._windows(size, step)  # (..., count, size)
         return windows.transpose(at, -2) if at != self.ndim - 1 else windows
@@ -398,9 +505,12 @@ class MovementMixin(ElementwiseMixin):
             return self._part(self.ndim - 1, 0, 0).unsqueeze(-2).expand(*lead, count, 0)
         if step >= size:  # windows do not overlap: cut rows of length step
             need = count * step
-            x = self._wrap(self.uop.pad(((0, 0),) * len(lead) + ((0, max(0, need - n)),)))._part(self.ndim - 1, 0, need)
+            x = self._wrap(self.uop.pad(((0, 0),) * len(lead) + ((0, max(0, need - n)),)))._part(
+                self.ndim - 1, 0, need
+            )
             return x.reshape(*lead, count, step)._part(self.ndim, 0, size)
-        # row r of the (count, n + step) grid starts r * step further than row r - 1 when n + step columns are read as n
+        # row r of the (count, n + step) grid starts r * step further than row r - 1 when n + step columns are
+        # read as n
         width = n + step
         x = self.unsqueeze(-2).expand(*lead, count + 1, n).flatten(-2)  # index r * n + c
         need = count * width
@@ -417,11 +527,19 @@ class MovementMixin(ElementwiseMixin):
         if self.ndim == 2:
             return self.diagonal()
         if self.ndim != 1:
-            raise ShapeError(f"diag of shape {show_shape(self.shape)}", because="it takes a vector or a matrix",
-                             fix="use diagonal for more axes")
+            raise ShapeError(
+                f"diag of shape {show_shape(self.shape)}",
+                because="it takes a vector or a matrix",
+                fix="use diagonal for more axes",
+            )
         n = self.shape[0]
-        return self._wrap(self.uop.reshape((n, 1)).pad(((0, 0), (0, n))).reshape((n * (n + 1),))
-                          .shrink(((0, n * n),)).reshape((n, n)))
+        return self._wrap(
+            self.uop.reshape((n, 1))
+            .pad(((0, 0), (0, n)))
+            .reshape((n * (n + 1),))
+            .shrink(((0, n * n),))
+            .reshape((n, n))
+        )
 
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Self:
         """The elements (i, i + offset) of axes dim1 and dim2, in a new last axis.
@@ -431,18 +549,26 @@ class MovementMixin(ElementwiseMixin):
         """
         a, b = self._axis(dim1, "diagonal"), self._axis(dim2, "diagonal")
         if a == b:
-            raise ShapeError(f"diagonal of axes {dim1} and {dim2}", because="they are the same", fix="name two axes")
+            raise ShapeError(
+                f"diagonal of axes {dim1} and {dim2}", because="they are the same", fix="name two axes"
+            )
         order = [axis for axis in range(self.ndim) if axis not in (a, b)] + [a, b]
         x = self.permute(order)
         *lead, rows, columns = x.shape
-        x = x._part(x.ndim - 2, min(max(-offset, 0), rows), rows)._part(x.ndim - 1, min(max(offset, 0), columns), columns)
+        x = x._part(x.ndim - 2, min(max(-offset, 0), rows), rows)._part(
+            x.ndim - 1, min(max(offset, 0), columns), columns
+        )
         n = min(x.shape[-2], x.shape[-1])
         x = x._part(x.ndim - 2, 0, n)._part(x.ndim - 1, 0, n)
         if n == 0:
             return x.reshape(*lead, 0)
         x = x.flatten(-2)
-        return self._wrap(x.uop.pad(((0, 0),) * len(lead) + ((0, n),))).reshape(*lead, n, n + 1)._part(len(lead) + 1, 0, 1) \
+        return (
+            self._wrap(x.uop.pad(((0, 0),) * len(lead) + ((0, n),)))
+            .reshape(*lead, n, n + 1)
+            ._part(len(lead) + 1, 0, 1)
             .reshape(*lead, n)
+        )
 
     # ---- bits
 
@@ -460,8 +586,11 @@ class MovementMixin(ElementwiseMixin):
         if want.bitsize == have.bitsize:
             return self._wrap(self.uop.bitcast(want))
         if not self.ndim:
-            raise ShapeError(f"bitcast a scalar {have} to {want}", because="the widths differ and there is no axis to resize",
-                             fix="reshape to (1,) first")
+            raise ShapeError(
+                f"bitcast a scalar {have} to {want}",
+                because="the widths differ and there is no axis to resize",
+                fix="reshape to (1,) first",
+            )
         return self._split_bits(want) if want.bitsize < have.bitsize else self._join_bits(want)
 
     def _split_bits(self, want: DType) -> Self:
@@ -475,8 +604,11 @@ class MovementMixin(ElementwiseMixin):
         ratio, small = want.bitsize // self.uop.dtype.bitsize, self.uop.dtype.bitsize
         size = self.shape[-1]
         if size % ratio:
-            raise ShapeError(f"bitcast {self.uop.dtype} of shape {show_shape(self.shape)} to {want}",
-                             because=f"the last axis is no multiple of {ratio}", fix="pad it first")
+            raise ShapeError(
+                f"bitcast {self.uop.dtype} of shape {show_shape(self.shape)} to {want}",
+                because=f"the last axis is no multiple of {ratio}",
+                fix="pad it first",
+            )
         parts = self._wrap(self.uop.bitcast(_unsigned(small))).cast(_unsigned(want.bitsize))
         parts = parts.reshape(*self.shape[:-1], size // ratio, ratio)
         last = parts.ndim - 1
@@ -494,6 +626,7 @@ class MovementMixin(ElementwiseMixin):
         [[0, 3], [1, 4], [2, 5]]
         """
         from whit.tensor.einops import plan
+
         first, order, last = plan(formula, self.shape, sizes)
         return self.reshape(*first).permute(*order).reshape(*last)
 
@@ -504,8 +637,8 @@ def _parts(first: Any, others: tuple[Any, ...]) -> list[Any]:
 
 
 def _joined(nodes: list[UOp], axis: int) -> UOp:
-    """Nodes of equal dtype and other axes, side by side. Pads each to the whole, and chooses by position, so that signed
-    zeros and NaN stay as they are."""
+    """Nodes of equal dtype and other axes, side by side. Pads each to the whole, and chooses by position, so
+    that signed zeros and NaN stay as they are."""
     if len(nodes) == 1:
         return nodes[0]
     total: Any = 0
@@ -517,7 +650,10 @@ def _joined(nodes: list[UOp], axis: int) -> UOp:
 
     def padded(node: UOp, before: Sint, after: Sint) -> UOp:
         return node.pad(tuple([(before, after) if a == axis else (0, 0) for a in range(len(node.shape))]))
-    position = UOp(Ops.IOTA, dtypes.int32, (), total).reshape(tuple([total if a == axis else 1 for a in range(ndim)]))
+
+    position = UOp(Ops.IOTA, dtypes.int32, (), total).reshape(
+        tuple([total if a == axis else 1 for a in range(ndim)])
+    )
     result = padded(nodes[-1], starts[-1], 0)
     for node, start, end in reversed(list(zip(nodes[:-1], starts[:-1], starts[1:]))):
         limit = UOp.const(end, dtypes.int32) if isinstance(end, int) else end.cast(dtypes.int32)
@@ -549,5 +685,9 @@ def _same_length(shifts: Any, dims: Any) -> tuple[list[int], list[int]]:
     a = [shifts] if isinstance(shifts, int) else list(shifts)
     b = [dims] if isinstance(dims, int) else list(dims)
     if len(a) != len(b):
-        raise ArgumentError(f"roll by {shifts} along {dims}", because=f"{len(a)} shifts for {len(b)} axes", fix="give one per axis")
+        raise ArgumentError(
+            f"roll by {shifts} along {dims}",
+            because=f"{len(a)} shifts for {len(b)} axes",
+            fix="give one per axis",
+        )
     return a, b

@@ -1,10 +1,12 @@
-"""Random numbers: counter-based (threefry), so a value depends on seed, call and position only, never on the order of
-realisation.
+"""Random numbers: counter-based (threefry), so a value depends on seed, call and position only, never on the
+order of realisation.
 
-Every call takes the present key and the next counters at once and puts them into a tiny BUFFER (key, first counter). The
-kernels read them from there, so that they do not depend on the values, and a captured function can be replayed with new
-numbers: `key_buffers` tells which buffers hold keys, `next_key` gives what to write into them.
+Every call takes the present key and the next counters at once and puts them into a tiny BUFFER (key, first
+counter). The kernels read them from there, so that they do not depend on the values, and a captured function
+can be replayed with new numbers: `key_buffers` tells which buffers hold keys, `next_key` gives what to write
+into them.
 """
+
 from __future__ import annotations
 
 import math
@@ -23,7 +25,9 @@ from whit.uop.dtype import FLOAT_INFO, to_dtype
 
 DTypeLike: TypeAlias = "DType | str | None"
 
-key_buffers: weakref.WeakKeyDictionary[UOp, tuple[int, int]] = weakref.WeakKeyDictionary()  # -> (key, counters used)
+key_buffers: weakref.WeakKeyDictionary[UOp, tuple[int, int]] = (
+    weakref.WeakKeyDictionary()
+)  # -> (key, counters used)
 
 
 class _State:
@@ -77,7 +81,10 @@ class RandomMixin(CreationMixin):
     def manual_seed(cls, seed: int = 0) -> None:
         """Start the sequence of random numbers anew.
 
-        >>> Tensor.manual_seed(7); a = Tensor.rand(3).tolist(); Tensor.manual_seed(7); a == Tensor.rand(3).tolist()
+        >>> Tensor.manual_seed(7)
+        >>> first = Tensor.rand(3).tolist()
+        >>> Tensor.manual_seed(7)
+        >>> first == Tensor.rand(3).tolist()
         True
         """
         _state.seed(seed)
@@ -87,8 +94,11 @@ class RandomMixin(CreationMixin):
         """Random uint64 of a known shape."""
         for size in shape:
             if isinstance(size, UOp):
-                raise ShapeError("random numbers of a symbolic shape", because="the counters must be known",
-                                 fix="draw the Variable's upper bound, then shrink")
+                raise ShapeError(
+                    "random numbers of a symbolic shape",
+                    because="the counters must be known",
+                    fix="draw the Variable's upper bound, then shrink",
+                )
         return cls._wrap(threefry_words(prod(shape), storage.device_name(device)).reshape(shape))
 
     @classmethod
@@ -97,12 +107,22 @@ class RandomMixin(CreationMixin):
         return cls._words(checked_shape(shape, "random_bits"), device).cast(dtypes.uint32)
 
     @classmethod
-    def rand(cls, *shape: Any, dtype: DTypeLike = None, device: str | None = None,
-             requires_grad: bool | None = None) -> Self:
-        """Uniform in [0, 1): every multiple of 2**-24 alike (2**-53 in float64, 2**-11 in float16, 2**-8 in bfloat16)."""
+    def rand(
+        cls,
+        *shape: Any,
+        dtype: DTypeLike = None,
+        device: str | None = None,
+        requires_grad: bool | None = None,
+    ) -> Self:
+        """Uniform in [0, 1): every multiple of 2**-24 alike (2**-53 in float64, 2**-11 in float16, 2**-8 in
+        bfloat16)."""
         want = to_dtype(dtype or dtypes.default_float)
         if not want.is_float:
-            raise DTypeError(f"rand(dtype={want})", because="it gives numbers between 0 and 1", fix="use randint for integers")
+            raise DTypeError(
+                f"rand(dtype={want})",
+                because="it gives numbers between 0 and 1",
+                fix="use randint for integers",
+            )
         result = cls._words(checked_shape(shape, "rand"), device)._unit(want)
         if requires_grad is not None:
             result.requires_grad = requires_grad
@@ -112,17 +132,24 @@ class RandomMixin(CreationMixin):
         """uint64 words as floats in [0, 1)."""
         digits = FLOAT_INFO[want].mantissa + 1
         if want is dtypes.float64:
-            return (self >> 11).cast(dtypes.int64).cast(want) * 2.0 ** -53
+            return (self >> 11).cast(dtypes.int64).cast(want) * 2.0**-53
         whole = (self.cast(dtypes.uint32) >> (32 - digits)).cast(dtypes.int32)
-        return (whole.cast(dtypes.float32) * 2.0 ** -digits).cast(want)
+        return (whole.cast(dtypes.float32) * 2.0**-digits).cast(want)
 
     @classmethod
-    def randn(cls, *shape: Any, dtype: DTypeLike = None, device: str | None = None,
-              requires_grad: bool | None = None) -> Self:
+    def randn(
+        cls,
+        *shape: Any,
+        dtype: DTypeLike = None,
+        device: str | None = None,
+        requires_grad: bool | None = None,
+    ) -> Self:
         """Standard normal numbers (Box and Muller): two uniforms out of one 64-bit word each."""
         want = to_dtype(dtype or dtypes.default_float)
         if not want.is_float:
-            raise DTypeError(f"randn(dtype={want})", because="normal numbers are no integers", fix="use a float dtype")
+            raise DTypeError(
+                f"randn(dtype={want})", because="normal numbers are no integers", fix="use a float dtype"
+            )
         result = cls._words(checked_shape(shape, "randn"), device)._gauss().cast(want)
         if requires_grad is not None:
             result.requires_grad = requires_grad
@@ -131,22 +158,32 @@ class RandomMixin(CreationMixin):
     def _gauss(self) -> Self:
         low = (self.cast(dtypes.uint32) >> 8).cast(dtypes.int32).cast(dtypes.float32)
         high = (self >> 40).cast(dtypes.int32).cast(dtypes.float32)
-        radius = ((low + 1) * 2.0 ** -24).log()._scaled(-2.0).sqrt()  # low + 1 is at least 1: the logarithm is finite
-        return radius * (high * (2 * math.pi * 2.0 ** -24)).sin()
+        radius = (
+            ((low + 1) * 2.0**-24).log()._scaled(-2.0).sqrt()
+        )  # low + 1 is at least 1: the logarithm is finite
+        return radius * (high * (2 * math.pi * 2.0**-24)).sin()
 
     def _scaled(self, factor: float) -> Self:
         return self * factor
 
     @classmethod
-    def randint(cls, *shape: Any, low: int = 0, high: int = 10, dtype: DTypeLike = None, device: str | None = None) -> Self:
+    def randint(
+        cls, *shape: Any, low: int = 0, high: int = 10, dtype: DTypeLike = None, device: str | None = None
+    ) -> Self:
         """Uniform integers low <= x < high."""
         want = to_dtype(dtype or dtypes.default_int)
         if not (isinstance(low, int) and isinstance(high, int)) or low >= high:
-            raise ArgumentError(f"randint(low={low}, high={high})", because="it takes integers with low < high",
-                                fix="choose a range that holds a number")
+            raise ArgumentError(
+                f"randint(low={low}, high={high})",
+                because="it takes integers with low < high",
+                fix="choose a range that holds a number",
+            )
         if not want.is_int or not (want.min <= low and high - 1 <= want.max):
-            raise DTypeError(f"randint(low={low}, high={high}, dtype={want})", because="the dtype does not hold these numbers",
-                             fix="choose a wider integer dtype")
+            raise DTypeError(
+                f"randint(low={low}, high={high}, dtype={want})",
+                because="the dtype does not hold these numbers",
+                fix="choose a wider integer dtype",
+            )
         words, span = cls._words(checked_shape(shape, "randint"), device), high - low
         if span <= 1 << 32:  # the high half of a 32 by 32 bit product
             scaled = ((words & 0xFFFFFFFF) * span) >> 32
@@ -155,25 +192,47 @@ class RandomMixin(CreationMixin):
         wide = dtypes.int64 if want is not dtypes.uint64 else want
         return (scaled.cast(wide) + cls._wrap(UOp.const(low, wide))).cast(want)
 
-    def rand_like(self, dtype: DTypeLike = None, device: str | None = None, requires_grad: bool | None = None) -> Self:
+    def rand_like(
+        self, dtype: DTypeLike = None, device: str | None = None, requires_grad: bool | None = None
+    ) -> Self:
         """Uniform numbers in this shape, dtype and device."""
-        return self.rand(*self.shape, dtype=dtype or self.dtype, device=device or self.device, requires_grad=requires_grad)
+        return self.rand(
+            *self.shape, dtype=dtype or self.dtype, device=device or self.device, requires_grad=requires_grad
+        )
 
-    def randn_like(self, dtype: DTypeLike = None, device: str | None = None, requires_grad: bool | None = None) -> Self:
+    def randn_like(
+        self, dtype: DTypeLike = None, device: str | None = None, requires_grad: bool | None = None
+    ) -> Self:
         """Normal numbers in this shape, dtype and device."""
-        return self.randn(*self.shape, dtype=dtype or self.dtype, device=device or self.device, requires_grad=requires_grad)
+        return self.randn(
+            *self.shape, dtype=dtype or self.dtype, device=device or self.device, requires_grad=requires_grad
+        )
 
     @classmethod
-    def uniform(cls, *shape: Any, low: float = 0.0, high: float = 1.0, dtype: DTypeLike = None, device: str | None = None,
-                requires_grad: bool | None = None) -> Self:
+    def uniform(
+        cls,
+        *shape: Any,
+        low: float = 0.0,
+        high: float = 1.0,
+        dtype: DTypeLike = None,
+        device: str | None = None,
+        requires_grad: bool | None = None,
+    ) -> Self:
         """Uniform in [low, high)."""
         want = to_dtype(dtype or dtypes.default_float)
         draw = cls.rand(*shape, dtype=want if want.is_float else dtypes.default_float, device=device)
         return cls._flagged((draw * (high - low) + low).cast(want), requires_grad)
 
     @classmethod
-    def normal(cls, *shape: Any, mean: float = 0.0, std: float = 1.0, dtype: DTypeLike = None, device: str | None = None,
-               requires_grad: bool | None = None) -> Self:
+    def normal(
+        cls,
+        *shape: Any,
+        mean: float = 0.0,
+        std: float = 1.0,
+        dtype: DTypeLike = None,
+        device: str | None = None,
+        requires_grad: bool | None = None,
+    ) -> Self:
         """Normal with this mean and standard deviation."""
         return cls._flagged(cls.randn(*shape, dtype=dtype, device=device) * std + mean, requires_grad)
 
@@ -184,31 +243,61 @@ class RandomMixin(CreationMixin):
         return result
 
     @classmethod
-    def scaled_uniform(cls, *shape: Any, dtype: DTypeLike = None, device: str | None = None,
-                       requires_grad: bool | None = None) -> Self:
+    def scaled_uniform(
+        cls,
+        *shape: Any,
+        dtype: DTypeLike = None,
+        device: str | None = None,
+        requires_grad: bool | None = None,
+    ) -> Self:
         """Uniform in ±1/sqrt(number of elements)."""
         bound = 1 / math.sqrt(max(1, prod(checked_shape(shape, "scaled_uniform"))))
-        return cls.uniform(*shape, low=-bound, high=bound, dtype=dtype, device=device, requires_grad=requires_grad)
+        return cls.uniform(
+            *shape, low=-bound, high=bound, dtype=dtype, device=device, requires_grad=requires_grad
+        )
 
     @classmethod
-    def glorot_uniform(cls, *shape: Any, dtype: DTypeLike = None, device: str | None = None,
-                       requires_grad: bool | None = None) -> Self:
-        """Uniform in ±sqrt(6 / (fan in + fan out)), for weights (out, in, …) (Glorot and Bengio 2010, eq. 16)."""
+    def glorot_uniform(
+        cls,
+        *shape: Any,
+        dtype: DTypeLike = None,
+        device: str | None = None,
+        requires_grad: bool | None = None,
+    ) -> Self:
+        """Uniform in ±sqrt(6 / (fan in + fan out)), for weights (out, in, …) (Glorot and Bengio 2010, eq.
+        16)."""
         known = _weight_shape(shape, "glorot_uniform")
         bound = math.sqrt(6 / max(1, known[0] + prod(known[1:])))
-        return cls.uniform(*known, low=-bound, high=bound, dtype=dtype, device=device, requires_grad=requires_grad)
+        return cls.uniform(
+            *known, low=-bound, high=bound, dtype=dtype, device=device, requires_grad=requires_grad
+        )
 
     @classmethod
-    def kaiming_uniform(cls, *shape: Any, a: float = 0.01, dtype: DTypeLike = None, device: str | None = None,
-                        requires_grad: bool | None = None) -> Self:
-        """Uniform in ±sqrt(6 / ((1 + a**2) fan in)) for weights (out, in, …) (He et al. 2015); a: slope below zero."""
+    def kaiming_uniform(
+        cls,
+        *shape: Any,
+        a: float = 0.01,
+        dtype: DTypeLike = None,
+        device: str | None = None,
+        requires_grad: bool | None = None,
+    ) -> Self:
+        """Uniform in ±sqrt(6 / ((1 + a**2) fan in)) for weights (out, in, …) (He et al. 2015); a: slope below
+        zero."""
         known = _weight_shape(shape, "kaiming_uniform")
         bound = math.sqrt(6 / ((1 + a * a) * max(1, prod(known[1:]))))
-        return cls.uniform(*known, low=-bound, high=bound, dtype=dtype, device=device, requires_grad=requires_grad)
+        return cls.uniform(
+            *known, low=-bound, high=bound, dtype=dtype, device=device, requires_grad=requires_grad
+        )
 
     @classmethod
-    def kaiming_normal(cls, *shape: Any, a: float = 0.01, dtype: DTypeLike = None, device: str | None = None,
-                       requires_grad: bool | None = None) -> Self:
+    def kaiming_normal(
+        cls,
+        *shape: Any,
+        a: float = 0.01,
+        dtype: DTypeLike = None,
+        device: str | None = None,
+        requires_grad: bool | None = None,
+    ) -> Self:
         """Normal with standard deviation sqrt(2 / ((1 + a**2) fan in)) for weights (out, in, …)."""
         known = _weight_shape(shape, "kaiming_normal")
         std = math.sqrt(2 / ((1 + a * a) * max(1, prod(known[1:]))))
@@ -221,19 +310,27 @@ class RandomMixin(CreationMixin):
         return order.cast(to_dtype(dtype or dtypes.default_int))
 
     def multinomial(self, num_samples: int = 1, replacement: bool = False) -> Self:
-        """Indices drawn with the probabilities (or weights) of each row, int32 of shape (…, num_samples). Without replacement
-        the indices of a row differ."""
+        """Indices drawn with the probabilities (or weights) of each row, int32 of shape (…, num_samples).
+        Without replacement the indices of a row differ."""
         if not 1 <= self.ndim <= 2 or num_samples < 1 or self.shape[-1] == 0:
-            raise ArgumentError(f"multinomial of {num_samples} from shape {self.shape}",
-                                because="it takes a vector or rows of weights and at least one sample", fix="reshape the weights")
+            raise ArgumentError(
+                f"multinomial of {num_samples} from shape {self.shape}",
+                because="it takes a vector or rows of weights and at least one sample",
+                fix="reshape the weights",
+            )
         if not replacement and num_samples > self.shape[-1]:
-            raise ArgumentError(f"multinomial of {num_samples} from {self.shape[-1]} weights",
-                                because="without replacement there are not enough", fix="pass replacement=True")
+            raise ArgumentError(
+                f"multinomial of {num_samples} from {self.shape[-1]} weights",
+                because="without replacement there are not enough",
+                fix="pass replacement=True",
+            )
         weights = self._float().cast(dtypes.float32)
         lead = self.shape[:-1]
         if replacement or num_samples == 1:
             running = weights.cumsum(-1)
-            draw = self.rand(*lead, num_samples, device=self.device) * running._part(self.ndim - 1, self.shape[-1] - 1, self.shape[-1])
+            draw = self.rand(*lead, num_samples, device=self.device) * running._part(
+                self.ndim - 1, self.shape[-1] - 1, self.shape[-1]
+            )
             # the first index whose running sum exceeds the draw
             return (running.unsqueeze(-2) <= draw.unsqueeze(-1)).sum(-1).minimum(self.shape[-1] - 1)
         # exponential clocks: the order of the least arrivals is a draw without replacement

@@ -1,15 +1,16 @@
 """Reductions, running reductions and sorting.
 
-`axis` is None (all axes), a number or a tuple; an axis named twice or out of range raises ShapeError. Accumulation: sums
-and products of bool and of 8- and 16-bit integers give int32 (unsigned ones uint32); half, bfloat16 and 8-bit floats
-accumulate in float32 and are rounded once at the end. `max`, `min`, sorting and their kin treat NaN as NumPy does.
+`axis` is None (all axes), a number or a tuple; an axis named twice or out of range raises ShapeError.
+Accumulation: sums and products of bool and of 8- and 16-bit integers give int32 (unsigned ones uint32); half,
+bfloat16 and 8-bit floats accumulate in float32 and are rounded once at the end. `max`, `min`, sorting and
+their kin treat NaN as NumPy does.
 """
+
 from __future__ import annotations
 
-import math
 from typing import Any, Self, TypeAlias
 
-from whit.helpers import ArgumentError, DTypeError, ShapeError, argsort, prod
+from whit.helpers import ArgumentError, ShapeError, prod
 from whit.tensor.base import iota, scalar_shape
 from whit.tensor.movement import MovementMixin
 from whit.uop import DType, Op, Ops, PyConst, UOp, dtypes
@@ -19,7 +20,9 @@ from whit.uop.uop import show_shape
 Axis: TypeAlias = "int | tuple[int, ...] | list[int] | None"
 Bool: TypeAlias = bool
 
-BLOCK = 512  # running reductions fold this many elements per output directly, and recurse over blocks above it
+BLOCK = (
+    512  # running reductions fold this many elements per output directly, and recurse over blocks above it
+)
 RANKED = 512  # up to this length sorting compares all pairs in one kernel; above it, a bitonic network
 
 
@@ -45,7 +48,9 @@ class ReduceMixin(MovementMixin):
     def _reduce(self, op: Op, axis: Axis, keepdim: Bool, what: str) -> Self:
         axes = self._axes(axis, what)
         shape = self.uop.shape
-        if any(isinstance(shape[a], int) and shape[a] == 0 for a in axes):  # nothing to fold: the neutral value
+        if any(
+            isinstance(shape[a], int) and shape[a] == 0 for a in axes
+        ):  # nothing to fold: the neutral value
             neutral = UOp.const(identity(op, self.uop.dtype), self.uop.dtype)
             result = scalar_shape(neutral, tuple([size for a, size in enumerate(shape) if a not in axes]))
         else:
@@ -84,15 +89,18 @@ class ReduceMixin(MovementMixin):
     def _extreme(self, op: Op, axis: Axis, keepdim: Bool, what: str) -> Self:
         shape = self.uop.shape
         if any(isinstance(shape[a], int) and shape[a] == 0 for a in self._axes(axis, what)):
-            raise ShapeError(f"{what} over an axis of shape {show_shape(shape)}", because="no element is there to choose from",
-                             fix="skip empty tensors")
+            raise ShapeError(
+                f"{what} over an axis of shape {show_shape(shape)}",
+                because="no element is there to choose from",
+                fix="skip empty tensors",
+            )
         return self._reduce(op, axis, keepdim, what)
 
     def mean(self, axis: Axis = None, keepdim: Bool = False) -> Self:
         """The mean over axes, as a float; NaN over empty ones."""
         have = float_of(self.uop.dtype)
         total = self.cast(accumulator(have)).sum(axis, keepdim)
-        return (total / self._count(axis, total)).cast(have)
+        return total.div(self._count(axis, total)).cast(have)
 
     def _count(self, axis: Axis, like: Self) -> Any:
         """How many elements are folded: a number, or a tensor where sizes are symbolic."""
@@ -100,7 +108,8 @@ class ReduceMixin(MovementMixin):
         return float(count) if isinstance(count, int) else self._wrap(count.cast(like.uop.dtype))
 
     def var(self, axis: Axis = None, keepdim: Bool = False, correction: int = 1) -> Self:
-        """The variance over axes: squared deviations summed and divided by n - correction (1: as PyTorch; 0: as NumPy)."""
+        """The variance over axes: squared deviations summed and divided by n - correction (1: as PyTorch; 0:
+        as NumPy)."""
         return self.var_mean(axis, keepdim, correction)[0]
 
     def var_mean(self, axis: Axis = None, keepdim: Bool = False, correction: int = 1) -> tuple[Self, Self]:
@@ -142,8 +151,8 @@ class ReduceMixin(MovementMixin):
         return bool(close.all())
 
     def argmax(self, axis: int | None = None, keepdim: Bool = False) -> Self:
-        """Position of the first greatest element along `axis` (of the flattened tensor if None), as int32; the first NaN
-        counts as the greatest.
+        """Position of the first greatest element along `axis` (of the flattened tensor if None), as int32;
+        the first NaN counts as the greatest.
 
         >>> Tensor([1, 3, 3]).argmax().item()
         1
@@ -159,7 +168,9 @@ class ReduceMixin(MovementMixin):
             flat = self.flatten()._arg_extreme(op, 0, False, what)
             return flat.reshape(*(1,) * self.ndim) if keepdim else flat
         if not self.ndim:
-            return self.unsqueeze(0)._arg_extreme(op, self._axis_of_scalar(axis, what), keepdim, what).reshape()
+            return (
+                self.unsqueeze(0)._arg_extreme(op, self._axis_of_scalar(axis, what), keepdim, what).reshape()
+            )
         at = self._axis(axis, what)
         best = self.cast(dtypes.uint8) if self.uop.dtype.is_bool else self
         hit = best.eq(best._extreme(op, at, True, what))
@@ -167,15 +178,18 @@ class ReduceMixin(MovementMixin):
             hit = hit | self.isnan()
         size = self.uop.shape[at]
         position = self._along(at, size)
-        return hit.where(position, size if isinstance(size, int) else self._wrap(size.cast(dtypes.int32))) \
-            ._reduce(Ops.MIN, at, keepdim, what)
+        return hit.where(
+            position, size if isinstance(size, int) else self._wrap(size.cast(dtypes.int32))
+        )._reduce(Ops.MIN, at, keepdim, what)
 
     def _axis_of_scalar(self, axis: int, what: str) -> int:
         return 0 if axis in (0, -1) else self._axis(axis, what)
 
     def _along(self, axis: int, size: Any) -> Self:
         """0, 1, 2, … along one axis, size 1 on the others."""
-        return self._wrap(iota(size).reshape(tuple([size if a == axis else 1 for a in range(len(self.uop.shape))])))
+        return self._wrap(
+            iota(size).reshape(tuple([size if a == axis else 1 for a in range(len(self.uop.shape))]))
+        )
 
     def logsumexp(self, axis: Axis = None, keepdim: Bool = False) -> Self:
         """log(sum(exp(x))) without overflow; -inf over empty axes."""
@@ -238,20 +252,31 @@ class ReduceMixin(MovementMixin):
         return x.cast(have) if have.kind == "f" else x
 
     def _running(self, op: Op) -> Self:
-        """Prefixes along the last axis: a masked fold inside blocks, and the prefixes of the blocks' totals on top."""
+        """Prefixes along the last axis: a masked fold inside blocks, and the prefixes of the blocks' totals
+        on top."""
         *lead, n = self.shape
         if not n or prod(lead) == 0:
             return self
         if n <= BLOCK:
             inside = self._wrap(_lower(n))
             neutral = self._wrap(UOp.const(identity(op, self.uop.dtype), self.uop.dtype))
-            return inside.where(self.unsqueeze(-2), neutral)._reduce(op, -1, False, "cumsum")  # (..., n, n) -> (..., n)
+            return inside.where(self.unsqueeze(-2), neutral)._reduce(
+                op, -1, False, "cumsum"
+            )  # (..., n, n) -> (..., n)
         blocks = -(-n // BLOCK)
-        filled = self._fill_end(blocks * BLOCK - n, identity(op, self.uop.dtype)).reshape(*lead, blocks, BLOCK)
+        filled = self._fill_end(blocks * BLOCK - n, identity(op, self.uop.dtype)).reshape(
+            *lead, blocks, BLOCK
+        )
         inner = filled._running(op)
         totals = inner._part(len(lead) + 1, BLOCK - 1, BLOCK).squeeze(-1)._running(op)  # (..., blocks)
-        before = totals._part(len(lead), 0, blocks - 1)._fill_start(1, identity(op, self.uop.dtype)).unsqueeze(-1)
-        return inner._broadcast_binary(op, before, "cumsum").reshape(*lead, blocks * BLOCK)._part(len(lead), 0, n)
+        before = (
+            totals._part(len(lead), 0, blocks - 1)._fill_start(1, identity(op, self.uop.dtype)).unsqueeze(-1)
+        )
+        return (
+            inner._broadcast_binary(op, before, "cumsum")
+            .reshape(*lead, blocks * BLOCK)
+            ._part(len(lead), 0, n)
+        )
 
     def _fill_end(self, count: int, value: PyConst) -> Self:
         return self._pad_constant(((0, 0),) * (self.ndim - 1) + ((0, count),), value)
@@ -287,8 +312,11 @@ class ReduceMixin(MovementMixin):
         rows = self.transpose(at, -1)
         n = rows.shape[-1]
         if not isinstance(n, int):
-            raise ShapeError(f"sort of shape {show_shape(self.shape)}", because="a symbolic axis cannot be sorted",
-                             fix="sort with a known size")
+            raise ShapeError(
+                f"sort of shape {show_shape(self.shape)}",
+                because="a symbolic axis cannot be sorted",
+                fix="sort with a known size",
+            )
         if n <= 1:
             return self, self._wrap(scalar_shape(UOp.const(0, dtypes.int32), self.shape))
         order = rows._ranked_order(n, descending) if n <= RANKED else rows._bitonic_order(n, descending)
@@ -302,11 +330,16 @@ class ReduceMixin(MovementMixin):
     def topk(self, k: int, dim: int = -1, largest: Bool = True, sorted_: Bool = True) -> tuple[Self, Self]:
         """(the k greatest values, their positions) along `dim`, greatest first; least when not `largest`."""
         if not sorted_:
-            raise ArgumentError("topk(sorted_=False)", because="results are always sorted", fix="leave it True")
+            raise ArgumentError(
+                "topk(sorted_=False)", because="results are always sorted", fix="leave it True"
+            )
         at = self._axis(dim, "topk")
         if not 0 <= k <= self.shape[at]:
-            raise ArgumentError(f"topk of {k} along an axis of size {self.shape[at]}", because="it has no so many elements",
-                                fix="choose a smaller k")
+            raise ArgumentError(
+                f"topk of {k} along an axis of size {self.shape[at]}",
+                because="it has no so many elements",
+                fix="choose a smaller k",
+            )
         values, order = self.sort(at, largest)
         return values._part(at, 0, k), order._part(at, 0, k)
 
@@ -366,7 +399,8 @@ def _lower(n: int) -> UOp:
 
 
 def _exchange(key: Any, place: Any, stage: int, step: int, size: int) -> tuple[Any, Any]:
-    """One column of the network: elements 2**step apart are put in order, rising or falling by blocks of 2**stage."""
+    """One column of the network: elements 2**step apart are put in order, rising or falling by blocks of
+    2**stage."""
     lead = key.shape[:-1]
     gap = 1 << step
     split = (*lead, size // (2 * gap), 2, gap)

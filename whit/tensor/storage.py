@@ -2,6 +2,7 @@
 
 The tensor room imports neither schedule nor engine: what it needs from them it calls through `hooks`.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -30,7 +31,8 @@ def put(buffer: UOp, data: memoryview, keep: object = None) -> None:
 
 
 def pop(buffer: UOp) -> tuple[memoryview, object] | None:
-    """Take a BUFFER's bytes and their owner out of the table; None if it has none (`Tensor.empty`, or taken before)."""
+    """Take a BUFFER's bytes and their owner out of the table; None if it has none (`Tensor.empty`, or taken
+    before)."""
     return _data.pop(buffer, None)
 
 
@@ -57,16 +59,24 @@ class Hooks:
     device: Callable[[str | None], str]
 
     def __init__(self) -> None:
-        for name, module in (("realize", "whit.engine"), ("read", "whit.engine"), ("backward", "whit.autograd"),
-                             ("gradient", "whit.autograd"), ("device", "whit.runtime.device")):
+        for name, module in (
+            ("realize", "whit.engine"),
+            ("read", "whit.engine"),
+            ("backward", "whit.autograd"),
+            ("gradient", "whit.autograd"),
+            ("device", "whit.runtime.device"),
+        ):
             setattr(self, name, self._on_first_use(name, module))
 
     def _on_first_use(self, name: str, module: str) -> Callable[..., Any]:
         def load(*args: Any) -> Any:
             room = importlib.import_module(module)
-            if getattr(self, name) is load:  # the room has no statement that fills it: take its function of that name
+            if (
+                getattr(self, name) is load
+            ):  # the room has no statement that fills it: take its function of that name
                 setattr(self, name, room.Device.canonical if name == "device" else getattr(room, name))
             return getattr(self, name)(*args)
+
         return load
 
 

@@ -1,4 +1,6 @@
-"""`Tensor`: construction from data, reading data out, realisation, assignment; the operations come from the mixins."""
+"""`Tensor`: construction from data, reading data out, realisation, assignment; the operations come from the
+mixins."""
+
 from __future__ import annotations
 
 import array
@@ -33,15 +35,21 @@ class _TensorType(type):
 class Tensor(FunctionalMixin, metaclass=_TensorType):
     """A multi-dimensional array whose value is a lazy graph.
 
-    Tensor(data, dtype=None, device=None, requires_grad=None). `data`: a Python scalar, nested lists of them (ragged ones
-    raise ShapeError), bytes (uint8), a NumPy array or anything with `__array__` (copied), a Tensor, or a symbolic integer.
+    Tensor(data, dtype=None, device=None, requires_grad=None). `data`: a Python scalar, nested lists of them
+    (ragged ones raise ShapeError), bytes (uint8), a NumPy array or anything with `__array__` (copied), a
+    Tensor, or a symbolic integer.
 
     >>> (Tensor([1, 2, 3]) + 0.5).tolist()
     [1.5, 2.5, 3.5]
     """
 
-    def __init__(self, data: Any, device: str | None = None, dtype: DType | str | None = None,
-                 requires_grad: bool | None = None) -> None:
+    def __init__(
+        self,
+        data: Any,
+        device: str | None = None,
+        dtype: DType | str | None = None,
+        requires_grad: bool | None = None,
+    ) -> None:
         want = None if dtype is None else to_dtype(dtype)
         uop = _node_of(data, want, None if device is None else device_name(device))
         self.uop = uop if want is None else uop.cast(want)
@@ -62,13 +70,16 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
         hooks.realize(list(tensors))
 
     def backward(self, gradient: Self | None = None) -> Self:
-        """Add the gradient of this value (times `gradient`) to `grad` of every tensor with requires_grad=True below it."""
+        """Add the gradient of this value (times `gradient`) to `grad` of every tensor with requires_grad=True
+        below it."""
         hooks.backward(self, gradient)
         return self
 
-    def gradient(self, *targets: Self, gradient: Self | None = None, materialize_grads: bool = False) -> list[Tensor]:
-        """The gradients of this value (times `gradient`) with respect to the targets; touches no `grad`. For a target that
-        the value does not depend on: zeros with `materialize_grads`, else ArgumentError."""
+    def gradient(
+        self, *targets: Self, gradient: Self | None = None, materialize_grads: bool = False
+    ) -> list[Tensor]:
+        """The gradients of this value (times `gradient`) with respect to the targets; touches no `grad`. For
+        a target that the value does not depend on: zeros with `materialize_grads`, else ArgumentError."""
         return hooks.gradient(self, list(targets), gradient, materialize_grads)
 
     # ---- data out
@@ -87,19 +98,25 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
         return hooks.read(self)
 
     def data(self) -> memoryview:
-        """The elements as a memoryview with format and shape. DTypeError for dtypes without a format (bfloat16, fp8)."""
+        """The elements as a memoryview with format and shape. DTypeError for dtypes without a format
+        (bfloat16, fp8)."""
         dtype = self.uop.dtype
         if not dtype.fmt:
-            raise DTypeError(f"data() of a {dtype} tensor", because="Python has no format character for it",
-                             fix="cast it to float32 first, or use numpy()")
+            raise DTypeError(
+                f"data() of a {dtype} tensor",
+                because="Python has no format character for it",
+                fix="cast it to float32 first, or use numpy()",
+            )
         shape = self._concrete_shape()
         view = self._bytes()
         if not view.nbytes:
             return view
         if dtype is dtypes.float16:  # not every Python casts to "e"
             import numpy as np
+
             return np.frombuffer(view, np.float16).reshape(shape).data
-        return view.cast(dtype.fmt, shape) if shape else view.cast(dtype.fmt)
+        fmt: Any = dtype.fmt
+        return view.cast(fmt, shape) if shape else view.cast(fmt)
 
     def item(self) -> Any:
         """The value of a tensor of one element as a Python scalar. ShapeError for others.
@@ -109,8 +126,11 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
         """
         shape = self._concrete_shape()
         if prod(shape) != 1:
-            raise ShapeError(f"item() of shape {show_shape(shape)}", because=f"it has {prod(shape)} elements and not one",
-                             fix="index one element, or use tolist()")
+            raise ShapeError(
+                f"item() of shape {show_shape(shape)}",
+                because=f"it has {prod(shape)} elements and not one",
+                fix="index one element, or use tolist()",
+            )
         return unpack(self._bytes(), self.uop.dtype)[0]
 
     def tolist(self) -> Any:
@@ -125,12 +145,13 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
             return rows[0]
         for axis in range(len(shape) - 1, 0, -1):
             width = shape[axis]
-            rows = [rows[i * width:(i + 1) * width] for i in range(prod(shape[:axis]))]
+            rows = [rows[i * width : (i + 1) * width] for i in range(prod(shape[:axis]))]
         return rows
 
     def numpy(self) -> Any:
         """The values as a NumPy array of its own memory; bfloat16 and fp8 as the types of ml_dtypes."""
         import numpy as np
+
         kind = numpy_dtype(self.uop.dtype)
         shape = self._concrete_shape()
         data = self._bytes()
@@ -145,14 +166,18 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
 
     def __dlpack__(self, **options: Any) -> Any:
         """A copy in host memory for other libraries."""
-        return self.numpy().__dlpack__(**{k: v for k, v in options.items() if k not in ("stream", "copy", "dl_device")})
+        return self.numpy().__dlpack__(
+            **{k: v for k, v in options.items() if k not in ("stream", "copy", "dl_device")}
+        )
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)  # host memory
 
     def __len__(self) -> int:
         if not self.uop.shape:
-            raise ShapeError("len() of a scalar tensor", because="shape () has no first axis", fix="use numel()")
+            raise ShapeError(
+                "len() of a scalar tensor", because="shape () has no first axis", fix="use numel()"
+            )
         return self._concrete_shape()[0]
 
     def __iter__(self) -> Iterator[Self]:
@@ -164,8 +189,11 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
 
     def __bool__(self) -> bool:
         if prod(self._concrete_shape()) != 1:
-            raise ShapeError(f"truth of a tensor of shape {show_shape(self.uop.shape)}",
-                             because="it is ambiguous unless there is one element", fix="use .any() or .all()")
+            raise ShapeError(
+                f"truth of a tensor of shape {show_shape(self.uop.shape)}",
+                because="it is ambiguous unless there is one element",
+                fix="use .any() or .all()",
+            )
         return bool(self.item())
 
     def __int__(self) -> int:
@@ -176,8 +204,11 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
 
     def __index__(self) -> int:
         if not self.uop.dtype.is_int:
-            raise DTypeError(f"a {self.uop.dtype} tensor as an index", because="an index is an integer",
-                             fix="cast it to an integer dtype")
+            raise DTypeError(
+                f"a {self.uop.dtype} tensor as an index",
+                because="an index is an integer",
+                fix="cast it to an integer dtype",
+            )
         return int(self.item())
 
     def __repr__(self) -> str:
@@ -188,7 +219,13 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
         return f"<Tensor {about}, {'in memory' if _in_plain_memory(uop) else 'lazy ' + uop.op.name}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (bytes(self._bytes()), self._concrete_shape(), self.uop.dtype, self.device, self._requires_grad)
+        return _rebuild, (
+            bytes(self._bytes()),
+            self._concrete_shape(),
+            self.uop.dtype,
+            self.device,
+            self._requires_grad,
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         result = self.clone()
@@ -199,7 +236,11 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
 
     def contiguous(self) -> Self:
         """The value in row-major memory of its own; itself if it already is."""
-        return self if in_memory(self.uop) or self.uop.op is Ops.CONTIGUOUS else self._wrap(self.uop.contiguous())
+        return (
+            self
+            if in_memory(self.uop) or self.uop.op is Ops.CONTIGUOUS
+            else self._wrap(self.uop.contiguous())
+        )
 
     def contiguous_backward(self) -> Self:
         """The value itself: where gradients are stored is the schedule's decision."""
@@ -232,15 +273,19 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
     def replace(self, other: Self) -> Self:
         """Take over another tensor's value, without a copy. The shapes must agree."""
         if other.uop.shape != self.uop.shape:
-            raise ShapeError(f"replace shape {show_shape(self.uop.shape)} by {show_shape(other.uop.shape)}",
-                             because="the shapes differ", fix="reshape the new value")
+            raise ShapeError(
+                f"replace shape {show_shape(self.uop.shape)} by {show_shape(other.uop.shape)}",
+                because="the shapes differ",
+                fix="reshape the new value",
+            )
         self.uop = other.uop
         return self
 
     def assign(self, value: Any) -> Self:
-        """Write a value of this dtype, broadcast to this shape, into this tensor's memory. Whoever read the tensor before
-        keeps what it read. A tensor that has no memory yet takes over the value. A view (`x[1:3]`, `x.T`) writes through to
-        its part of the memory, and `x` keeps the old version: use `x[1:3] = value` to change x.
+        """Write a value of this dtype, broadcast to this shape, into this tensor's memory. Whoever read the
+        tensor before keeps what it read. A tensor that has no memory yet takes over the value. A view
+        (`x[1:3]`, `x.T`) writes through to its part of the memory, and `x` keeps the old version: use `x[1:3]
+        = value` to change x.
 
         Errors: ShapeError, DTypeError (nothing is cast), DeviceError.
 
@@ -274,15 +319,21 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
         else:
             new = self._of(value).uop
         if new.dtype is not mine.dtype:
-            raise DTypeError(f"assign {new.dtype} to a {mine.dtype} tensor", because="assign casts nothing",
-                             fix=f"cast the value to {mine.dtype}")
+            raise DTypeError(
+                f"assign {new.dtype} to a {mine.dtype} tensor",
+                because="assign casts nothing",
+                fix=f"cast the value to {mine.dtype}",
+            )
         check_devices("assign", mine, new)
         shape = mine.shape
         if new.shape != shape:
             padded = (1,) * (len(shape) - len(new.shape)) + new.shape
             if len(padded) != len(shape) or any(a != b and a != 1 for a, b in zip(padded, shape)):
-                raise ShapeError(f"assign {show_shape(new.shape)} to a tensor of shape {show_shape(shape)}",
-                                 because="the value does not broadcast to the tensor", fix="reshape the value")
+                raise ShapeError(
+                    f"assign {show_shape(new.shape)} to a tensor of shape {show_shape(shape)}",
+                    because="the value does not broadcast to the tensor",
+                    fix="reshape the value",
+                )
             new = new.reshape(padded).expand(shape)
         return new
 
@@ -290,7 +341,8 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
 
     @staticmethod
     def train(mode: bool = True) -> Context:
-        """A context in which layers behave as in training (`with Tensor.train(): …`); `Tensor.training` tells."""
+        """A context in which layers behave as in training (`with Tensor.train(): …`); `Tensor.training`
+        tells."""
         return Context(TRAINING=int(mode))
 
 
@@ -314,15 +366,21 @@ def _in_plain_memory(uop: UOp) -> bool:
 
 def _value_of(size: UOp) -> int:
     from whit.uop.symbolic import simplify
+
     bound = {node: node.src[1] for node in size.toposort() if node.op is Ops.BIND}
     result = simplify(size.substitute(bound))
     if result.op is not Ops.CONST:
-        raise ShapeError(f"a size of {show_shape((size,))}", because="it has a variable without a value",
-                         fix="bind the variable before reading the tensor")
+        raise ShapeError(
+            f"a size of {show_shape((size,))}",
+            because="it has a variable without a value",
+            fix="bind the variable before reading the tensor",
+        )
     return int(result.arg)
 
 
-def _rebuild(data: bytes, shape: tuple[int, ...], dtype: DType, device: str, requires_grad: bool | None) -> Tensor:
+def _rebuild(
+    data: bytes, shape: tuple[int, ...], dtype: DType, device: str, requires_grad: bool | None
+) -> Tensor:
     result = Tensor._wrap(buffer_of(memoryview(data), shape, dtype, device))
     result._requires_grad = requires_grad
     return result
@@ -331,10 +389,17 @@ def _rebuild(data: bytes, shape: tuple[int, ...], dtype: DType, device: str, req
 def numpy_dtype(dtype: DType) -> Any:
     """NumPy's (or ml_dtypes') type of the same layout."""
     import numpy as np
+
     if dtype in (dtypes.bfloat16, *dtypes.fp8s):
         import ml_dtypes
-        return np.dtype({"bfloat16": ml_dtypes.bfloat16, "fp8e4m3": ml_dtypes.float8_e4m3fn,
-                         "fp8e5m2": ml_dtypes.float8_e5m2}[dtype.name])
+
+        return np.dtype(
+            {
+                "bfloat16": ml_dtypes.bfloat16,
+                "fp8e4m3": ml_dtypes.float8_e4m3fn,
+                "fp8e5m2": ml_dtypes.float8_e5m2,
+            }[dtype.name]
+        )
     return np.dtype(dtype.name)
 
 
@@ -346,7 +411,8 @@ def unpack(data: memoryview, dtype: DType) -> list[Any]:
         return [_decode_fp8(bits, dtype) for bits in data]
     if dtype is dtypes.float16:
         return list(struct.unpack(f"{data.nbytes // 2}e", data))
-    return data.cast(dtype.fmt).tolist()
+    fmt: Any = dtype.fmt
+    return list(data.cast(fmt))
 
 
 def _decode_fp8(bits: int, dtype: DType) -> float:
@@ -368,7 +434,9 @@ def _decode_fp8(bits: int, dtype: DType) -> float:
 def _node_of(data: Any, dtype: DType | None, device: str | None) -> UOp:
     """The graph of anything that `Tensor(...)` takes."""
     if isinstance(data, (bool, int, float)):
-        chosen = dtypes.from_py(data) if dtype is None or not isinstance(data, int) or dtype.is_float else dtype
+        chosen = (
+            dtypes.from_py(data) if dtype is None or not isinstance(data, int) or dtype.is_float else dtype
+        )
         return move(UOp.const(data, chosen), device)
     if isinstance(data, TensorBase):
         return move(data.uop, device)
@@ -381,8 +449,11 @@ def _node_of(data: Any, dtype: DType | None, device: str | None) -> UOp:
         return buffer_of(view, (len(view),), dtypes.uint8, device)
     if hasattr(data, "__array__"):
         return _node_of_array(data, device)
-    raise ArgumentError(f"Tensor({type(data).__name__})", because="this type holds no numbers that a tensor can take",
-                        fix="pass a scalar, nested lists, bytes, a NumPy array or a Tensor")
+    raise ArgumentError(
+        f"Tensor({type(data).__name__})",
+        because="this type holds no numbers that a tensor can take",
+        fix="pass a scalar, nested lists, bytes, a NumPy array or a Tensor",
+    )
 
 
 def buffer_of(data: memoryview, shape: Shape, dtype: DType, device: str | None, keep: object = None) -> UOp:
@@ -409,16 +480,24 @@ def _node_of_list(data: Sequence[Any], dtype: DType | None, device: str | None) 
     flat: list[Any] = list(data)
     for depth, size in enumerate(shape[1:], 1):
         if not all(isinstance(row, (list, tuple)) and len(row) == size for row in flat):
-            lengths = sorted({str(len(row)) if isinstance(row, (list, tuple)) else "a scalar" for row in flat})
-            raise ShapeError("Tensor of nested lists", because=f"at depth {depth} the lengths are {', '.join(lengths)}",
-                             fix="give every row the same length")
+            lengths = sorted(
+                {str(len(row)) if isinstance(row, (list, tuple)) else "a scalar" for row in flat}
+            )
+            raise ShapeError(
+                "Tensor of nested lists",
+                because=f"at depth {depth} the lengths are {', '.join(lengths)}",
+                fix="give every row the same length",
+            )
         flat = [item for row in flat for item in row]
     if any(hasattr(item, "__array__") or isinstance(item, UOp) for item in flat):
         stacked = Tensor.stack(*[Tensor(item) for item in flat]).reshape(*shape, *Tensor(flat[0]).shape)
         return move(stacked.uop, device)
     if any(isinstance(item, (list, tuple)) for item in flat):
-        raise ShapeError("Tensor of nested lists", because="some rows are scalars and some are lists",
-                         fix="give every row the same depth")
+        raise ShapeError(
+            "Tensor of nested lists",
+            because="some rows are scalars and some are lists",
+            fix="give every row the same depth",
+        )
     chosen = dtype if dtype is not None else dtypes.from_py(flat)
     return buffer_of(memoryview(pack(flat, chosen)), tuple(shape), chosen, device)
 
@@ -446,8 +525,11 @@ def pack(values: Sequence[Any], dtype: DType) -> bytes:
 def _fitting(value: Any, dtype: DType) -> int:
     number = int(value)
     if not dtype.min <= number <= dtype.max:
-        raise DTypeError(f"Tensor({value}, dtype={dtype})", because=f"{dtype} holds {dtype.min} to {dtype.max}",
-                         fix="choose a wider dtype")
+        raise DTypeError(
+            f"Tensor({value}, dtype={dtype})",
+            because=f"{dtype} holds {dtype.min} to {dtype.max}",
+            fix="choose a wider dtype",
+        )
     return number
 
 
@@ -473,11 +555,15 @@ def encode_float(value: float, dtype: DType) -> bytes:
 def _node_of_array(data: Any, device: str | None) -> UOp:
     """A NumPy array (or what `__array__` gives), copied."""
     import numpy as np
+
     array_ = np.asarray(data)
     name = {"float8_e4m3fn": "fp8e4m3", "float8_e5m2": "fp8e5m2"}.get(array_.dtype.name, array_.dtype.name)
     if name not in {d.name for d in dtypes.all}:
-        raise DTypeError(f"Tensor of a NumPy array of {array_.dtype}", because="whit has no such dtype",
-                         fix="convert it with .astype first")
+        raise DTypeError(
+            f"Tensor of a NumPy array of {array_.dtype}",
+            because="whit has no such dtype",
+            fix="convert it with .astype first",
+        )
     native = array_.dtype if array_.dtype.isnative else array_.dtype.newbyteorder("=")
     copied = np.array(array_, dtype=native, order="C", copy=True)
     data_ = copied.reshape(-1).view(np.uint8).data if copied.size else memoryview(b"")
