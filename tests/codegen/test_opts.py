@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opts_kernels import (
+from tests.codegen.opts_kernels import (
     AVX512,
     GROUPS,
     KERNELS,

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from opts_kernels import AVX512, elementwise, matmul, softmax, transpose
+from tests.codegen.opts_kernels import AVX512, elementwise, matmul, softmax, transpose
 
 from whit.codegen.heuristics import choose
 from whit.codegen.opts import AxisTable, Opt, OptKind, parse_opts
@@ -166,7 +166,7 @@ PROGRAM = """
 import os, threading, time
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 import sys; sys.path.insert(0, {folder!r})
-from opts_kernels import elementwise
+from tests.codegen.opts_kernels import elementwise
 from whit.engine import beam
 pool = beam.Pool.shared()
 assert beam.Measure(elementwise(16), "CPU")([()], 1)[0] < 1
