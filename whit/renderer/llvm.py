@@ -396,26 +396,24 @@ class LLVMRenderer:
         if op is Ops.NEG:
             return self.emit(f"fneg {kind} {args[0]}")
         if op is Ops.MAX or op is Ops.MIN:
-            return self.extremum(op, kind, args, src)
+            return self.extremum(op, dtype, args, src)
         if op in _FLOAT_INTRINSIC:
             return self.call(f"llvm.{_FLOAT_INTRINSIC[op]}.{suffix(dtype)}", dtype, [(kind, a) for a in args])
         raise CompileError(f"LLVM renderer: {op.name} on {dtype}", because="LLVM has no instruction for it",
                            fix="leave it out of Target.native so that codegen decomposes it")
 
-    def extremum(self, op: Op, kind: str, args: list[str], src: Sequence[UOp]) -> str:
+    def extremum(self, op: Op, dtype: DType, args: list[str], src: Sequence[UOp]) -> str:
         """MAX or MIN that returns NaN if either operand is: the machine's maxps returns its second operand then, so one
         operand needs a test. A constant needs none; a REG (the accumulator) goes second, off the chain of tests."""
-        compare = "ogt" if op is Ops.MAX else "olt"
+        kind, compare = type_of(dtype), "ogt" if op is Ops.MAX else "olt"
         x, y = args
         if src and (src[0].op is Ops.REG or _is_number(src[0])) and not _is_number(src[1]):
             x, y = y, x
         if src and (_is_number(src[0]) or _is_number(src[1])):
             better = self.emit(f"fcmp {compare} {kind} {y}, {x}")
             return self.emit(f"select {_bool_like(kind)} {better}, {kind} {y}, {kind} {x}")
-        better = self.emit(f"fcmp {compare} {kind} {x}, {y}")
-        chosen = self.emit(f"select {_bool_like(kind)} {better}, {kind} {x}, {kind} {y}")
-        nan = self.emit(f"fcmp uno {kind} {x}, {x}")
-        return self.emit(f"select {_bool_like(kind)} {nan}, {kind} {x}, {kind} {chosen}")
+        name = f"llvm.{'maximum' if op is Ops.MAX else 'minimum'}.{suffix(dtype)}"
+        return self.call(name, dtype, [(kind, x), (kind, y)], flags="nsz ")
 
     def int_op(self, op: Op, dtype: DType, args: list[str], src: Sequence[UOp]) -> str:
         kind, unsigned = type_of(dtype), dtype.kind == "u"
@@ -550,12 +548,34 @@ class LLVMRenderer:
             return self.emit(f"fcmp une {here} {text}, {constant(0.0, source)}")
         if a.is_float and b.is_float:
             return self.emit(f"{'fpext' if b is dtypes.float64 else 'fptrunc'} {here} {text} to {there}")
+        if a.is_float and count > 1:
+            return self.saturate(text, source, target)
         if a.is_float:
             name = "fptoui" if b.kind == "u" else "fptosi"
             return self.call(f"llvm.{name}.sat.{suffix(target)}.{suffix(source)}", target, [(here, text)])
         if b.is_float:
             return self.emit(f"{'uitofp' if a.kind in 'ub' else 'sitofp'} {here} {text} to {there}")
         return self.resize(text, source, target)
+
+    def saturate(self, text: str, source: DType, target: DType) -> str:
+        """Vectors of floats to integers by clamping: the saturating intrinsics would go lane by lane."""
+        low, high, width = int(target.min), int(target.max), source.bitsize
+        wide = target if target.bitsize >= 32 else dtypes.int32.vec(target.count)
+        here, flag = type_of(source), _bool_like(type_of(source))
+        top = float(high) if width == 64 else _float_of_bits(_float_bits(high))
+        if top > high:  # rounded up: clamp to the float below, and repair what was above
+            top = math.nextafter(top, 0.0) if width == 64 else _float_of_bits(_float_bits(top) - 1)
+        original = text
+        for compare, limit in (("ogt", float(low)), ("olt", top)):
+            inside = self.emit(f"fcmp {compare} {here} {text}, {constant(limit, source)}")
+            text = self.emit(f"select {flag} {inside}, {here} {text}, {here} {constant(limit, source)}")
+        number = self.emit(f"fpto{'ui' if wide.kind == 'u' else 'si'} {here} {text} to {type_of(wide)}")
+        if top < high:
+            above = self.emit(f"fcmp ogt {here} {original}, {constant(top, source)}")
+            number = self.emit(f"select {flag} {above}, {type_of(wide)} {constant(high, wide)}, {type_of(wide)} {number}")
+        nan = self.emit(f"fcmp uno {here} {original}, {original}")
+        number = self.emit(f"select {flag} {nan}, {type_of(wide)} {constant(0, wide)}, {type_of(wide)} {number}")
+        return number if wide is target else self.resize(number, wide, target)
 
     def to_small(self, text: str, source: DType, target: DType) -> str:
         """Any type to float16, bfloat16 or an 8-bit float: through float32, rounded once."""
@@ -644,6 +664,10 @@ def constant_bits(value: int, dtype: DType) -> str:
 
 def _float_bits(value: float) -> int:
     return int(struct.unpack("I", struct.pack("f", value))[0])
+
+
+def _float_of_bits(bits: int) -> float:
+    return float(struct.unpack("f", struct.pack("I", bits))[0])
 
 
 def _is_number(node: UOp) -> bool:

@@ -27,6 +27,8 @@ from whit.runtime.device import Plan, PlanCall
 _FINISHED, _JOB, _SIGNAL, _SLEEPERS, _STOP, _SYSCALL, _BUSY = 64, 128, 192, 256, 320, 328, 384
 _SPINS = 1000  # turns of a worker before it sleeps, some 50 µs
 
+_STACK = 8 << 20  # kernels keep their scratch memory on the stack
+
 # futex and sched_yield by machine
 _SYSTEM_CALLS = {"x86_64": (202, 24), "aarch64": (98, 124)}
 _PAUSE = {"x86_64": "llvm.x86.sse2.pause()", "aarch64": "llvm.aarch64.hint(i32 1)"}
@@ -273,11 +275,14 @@ class Pool:
         self.wake: Callable[[int], None] = _WAKE(self.image["wake"])
         self.workers: list[Any] = []
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # signals belong to Python's threads
+        attributes = ctypes.create_string_buffer(128)  # a pthread_attr_t, whose size no system exceeds
+        elf.libc.pthread_attr_init(attributes)
+        elf.libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(_STACK))
         try:
             for _ in range(threads - 1):
                 worker = ctypes.c_ulong()
                 entry, argument = ctypes.c_void_p(self.image["worker"]), ctypes.c_void_p(self.state)
-                if elf.libc.pthread_create(ctypes.byref(worker), None, entry, argument):
+                if elf.libc.pthread_create(ctypes.byref(worker), attributes, entry, argument):
                     break  # the system allows no more threads: the caller does the rest of the work
                 self.workers.append(worker)
         finally:
