@@ -15,6 +15,7 @@ from whit.tensor.selection import (
     read,
     read_basic,
     select,
+    simple_view,
     wrapped,
     write_arrays,
 )
@@ -48,6 +49,9 @@ class IndexingMixin(RandomMixin):
         >>> x[-1, ::2].tolist(), x[:, [2, 0]].tolist()
         ([4, 6], [[3, 1], [6, 4]])
         """
+        view = simple_view(self.uop, index)
+        if view is not None:
+            return self._wrap(view)
         selection = self._selection(index)
         if selection.arrays:
             check_devices("index", self.uop, *[array.index for array in selection.arrays])

@@ -263,6 +263,37 @@ def iota(size: Sint, dtype: DType) -> UOp:
     return UOp(Ops.IOTA, dtype, (), int(size.vmax)).shrink(((0, size),))
 
 
+def simple_view(u: UOp, index: object) -> UOp | None:
+    """The fast way for integers and slices without steps; None where anything else stands between the
+    brackets."""
+    items = index if type(index) is tuple else (index,)
+    shape = u.shape
+    if len(items) > len(shape):
+        return None
+    limits: list[tuple[Sint, Sint]] = []
+    kept: list[Sint] = []
+    for item, size in zip(items, shape, strict=False):
+        if type(size) is not int:
+            return None
+        if type(item) is int:
+            if not -size <= item < size:
+                return None
+            start = item + size if item < 0 else item
+            limits.append((start, start + 1))
+        elif type(item) is slice and item.step is None and {type(item.start), type(item.stop)} <= _PLAIN:
+            start, stop, _ = item.indices(size)
+            stop = max(start, stop)
+            limits.append((start, stop))
+            kept.append(stop - start)
+        else:
+            return None
+    rest = shape[len(items):]
+    return u.shrink((*limits, *[(0, size) for size in rest])).reshape((*kept, *rest))
+
+
+_PLAIN = {int, type(None)}
+
+
 # ---- parsing -----------------------------------------------------------------------------------------------
 
 MakeArray = Callable[[list[int], tuple[int, ...]], UOp]

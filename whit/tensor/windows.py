@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from whit.helpers import ArgumentError, ShapeError, prod
 from whit.tensor.linalg import sum_of_products
-from whit.uop import DType, Ops, Shape, Sint, UOp, dtypes
+from whit.uop import DType, Op, Ops, Shape, Sint, UOp, dtypes
 from whit.uop.uop import show_shape
 
 Ints = tuple[int, ...]
@@ -96,10 +97,32 @@ class Geometry:
         return reach + max(0, self.out * self.stride - self.size - self.dilation)
 
 
-def windows(u: UOp, kernel: Ints, stride: Ints, dilation: Ints) -> UOp:
-    """All windows over the last axes: out[…, y, ky] = u[…, y * stride + ky * dilation].
+def windows(u: UOp, kernel: Ints, stride: Ints, dilation: Ints, pads: Pads) -> UOp:
+    """All windows over the last axes of u with zeros around: out[…, y, ky] = u[…, y * stride + ky *
+    dilation].
 
     Shapes: (…, *size) -> (…, *out, *kernel).
+    """
+    for op, arg in _steps(u.shape, kernel, stride, dilation, pads):
+        u = u.reshape(arg) if op is Ops.RESHAPE else UOp(op, u.dtype, (u,), arg)
+    return u
+
+
+@lru_cache(1024)
+def _steps(shape: Shape, kernel: Ints, stride: Ints, dilation: Ints, pads: Pads) -> tuple[tuple[Op, Any],
+                                                                                          ...]:
+    """The movement ops that make the windows of a value of that shape."""
+    start = ones(shape, dtypes.bool).contiguous()  # a node that no movement op melts into
+    node = _windows(pad_or_crop(start, pads), kernel, stride, dilation)
+    steps = []
+    while node is not start:
+        steps.append((node.op, node.arg))
+        node = node.src[0]
+    return tuple(reversed(steps))
+
+
+def _windows(u: UOp, kernel: Ints, stride: Ints, dilation: Ints) -> UOp:
+    """The windows, step by step.
 
     Windows that overlap come from a skew: with P the row length, k copies of a row end to end, read again in
     rows of P + dilation, have in row ky the elements ky * dilation further on. Zeros in front of the row keep
@@ -198,7 +221,7 @@ def convolve(x: UOp, weight: UOp, groups: int, stride: Any, dilation: Any, paddi
             fix="the weight is (outputs, input channels / groups, *kernel)")
     sizes = spatial_sizes("convolution", x.shape, count)
     check_windows("convolution", sizes, pads, kernel, stride_, dilation_)
-    w = windows(pad_or_crop(x, pads), kernel, stride_, dilation_)  # (n, g * c, *out, *kernel)
+    w = windows(x, kernel, stride_, dilation_, pads)  # (n, g * c, *out, *kernel)
     out = w.shape[2:2 + count]
     left = w.reshape((x.shape[0], groups, 1, weight.shape[1], *out, *kernel))
     right = weight.reshape((1, groups, outputs // groups, weight.shape[1], *(1,) * count, *kernel))
@@ -292,11 +315,11 @@ def _ceil_pads(size: int, pads: tuple[int, int], kernel: int, stride: int, dilat
 
 def pooled_windows(u: UOp, p: Pooling, pads: Pads, fill: float | int | bool = 0) -> UOp:
     """Windows over u with `fill` around it. Shape (…, *out, *kernel)."""
-    padded = pad_or_crop(u, pads)
     if fill != 0 and any(width for pair in pads for width in pair):
         inside = pad_or_crop(ones(u.shape[u.ndim - len(pads):], dtypes.bool), pads)
-        padded = inside.where(padded, UOp.const(fill, u.dtype))
-    return windows(padded, p.kernel, p.stride, p.dilation)
+        u = inside.where(pad_or_crop(u, pads), UOp.const(fill, u.dtype))
+        pads = ((0, 0),) * len(pads)
+    return windows(u, p.kernel, p.stride, p.dilation, pads)
 
 
 def ones(shape: Shape, dtype: DType) -> UOp:
