@@ -195,22 +195,21 @@ class _Moments(Optimizer):
                 )
         super().__init__(params, lr)
         self.m, self.v = self._zeros(), self._zeros()
-        # 1 - b**t, advanced by c <- 1 - b + b*c: exact where 1 - b**t in float32 would cancel
-        self.corrections = [self._state([0.0]), self._state([0.0])]
+        # 1 - b**t of both, advanced by c <- c*b + (1 - b): exact where 1 - b**t in float32 would cancel
+        self.corrections, self.decays = self._state([0.0, 0.0]), self._state([self.b1, self.b2])
+        self.gains = self._state([1 - self.b1, 1 - self.b2])
 
     def _settings(self) -> dict[str, float]:
         return {"eps": self.eps, "weight_decay": self.weight_decay}
 
     def _advance(self) -> list[Tensor]:
-        for correction, b in zip(self.corrections, (self.b1, self.b2), strict=True):
-            correction.assign(correction * b + (1 - b))
-        return [*self.corrections]
+        return [self.corrections.assign(self.corrections * self.decays + self.gains)]
 
     def _direction(self, i: int, grad: Tensor) -> tuple[Tensor, list[Tensor]]:
         m = self.m[i].assign(self.m[i] * self.b1 + grad * (1 - self.b1))
         v = self.v[i].assign(self.v[i] * self.b2 + grad.square() * (1 - self.b2))
-        c1, c2 = (correction.cast(grad.dtype) for correction in self.corrections)
-        return (m / c1) / ((v / c2).sqrt() + self.eps), [m, v]
+        corrections = self.corrections.cast(grad.dtype)
+        return (m / corrections[:1]) / ((v / corrections[1:]).sqrt() + self.eps), [m, v]
 
 
 class Adam(_Moments):
