@@ -199,8 +199,13 @@ class Instance:
 
     def make(self, pattern: UPat, like: DType | None) -> UOp:
         if pattern.op is None:
-            return leaf(next(self.slots), self.dtype(pattern) if pattern.dtype is not None or like is None
-                        else like)
+            kind = self.dtype(pattern) if pattern.dtype is not None or like is None else like
+            free, luck = leaf(next(self.slots), kind), self.rng.random()
+            if kind.is_int and luck < 0.1:
+                return self.constant(kind)
+            if kind.is_int and luck < 0.4:  # with bounds that a rule may use
+                return UOp(Ops.AND, kind, (free, UOp.const(self.rng.choice([1, 3, 7, 100]), kind)))
+            return free
         op = self.rng.choice(pattern.ops or ())
         if op is Ops.CONST:
             kind = self.dtype(pattern) if pattern.dtype is not None or like is None else like
@@ -282,10 +287,9 @@ def check_rule(item: Rule, seed: int, wanted: int = 25) -> int:
     return fired
 
 
-COST = {**dict.fromkeys(COMPARE, 2), Ops.FDIV: 4, Ops.FLOORDIV: 20, Ops.FLOORMOD: 20, Ops.TRUNCDIV: 20, Ops.TRUNCMOD: 20, Ops.WHERE: 3,
-        Ops.XOR: 2,
-        Ops.ADD: 2, Ops.MUL: 2, Ops.MAX: 2, Ops.MIN: 2, Ops.NEG: 1, Ops.INDEX: 0, Ops.PARAM: 0, Ops.CONST: 0,
-        Ops.SUB: 2}
+COST = {**dict.fromkeys(COMPARE, 2), Ops.FDIV: 4, Ops.FLOORDIV: 20, Ops.FLOORMOD: 20, Ops.TRUNCDIV: 20,
+        Ops.TRUNCMOD: 20, Ops.WHERE: 2, Ops.ADD: 2, Ops.MUL: 2, Ops.MAX: 2, Ops.MIN: 2, Ops.SUB: 2, Ops.INDEX: 0,
+        Ops.PARAM: 0, Ops.CONST: 0}
 
 
 def measure(u: UOp) -> tuple[int, int]:
@@ -293,7 +297,8 @@ def measure(u: UOp) -> tuple[int, int]:
     takes)."""
     nodes = u.toposort()
     cost = sum(COST.get(n.op, 1) for n in nodes)
-    awkward = sum((n.op in ALU and n.op.commutative and n.src[0].op is Ops.CONST) or
+    awkward = sum((n.op in ALU and n.op.commutative and n.src[0].op is Ops.CONST
+                   and n.src[1].op is not Ops.CONST) or
                   (n.op is Ops.SUB and n.src[1].op is Ops.CONST) for n in nodes)
     return cost, awkward
 

@@ -24,6 +24,7 @@ FLOATS = dtypes.floats
 BITS = (*INTS, dtypes.bool)
 NUMBERS = (*INTS, *FLOATS)
 VALUES = (*NUMBERS, dtypes.bool)
+TRUE, FALSE = UPat(Ops.CONST, BOOL, arg=True), UPat(Ops.CONST, BOOL, arg=False)
 Pattern = Any  # a parameter of a rule; its default says which dtypes it stands for
 
 
@@ -298,13 +299,13 @@ def where_not(c: Pattern = BOOL, x: Pattern = VALUES, y: Pattern = VALUES) -> An
 @rule
 def where_condition(c: Pattern = BOOL) -> Any:
     """where(c, True, False) -> c."""
-    return c.where(True, False), c
+    return c.where(TRUE, FALSE), c
 
 
 @rule
 def where_not_condition(c: Pattern = BOOL) -> Any:
     """where(c, False, True) -> not c."""
-    return c.where(False, True), c ^ True
+    return c.where(FALSE, TRUE), c ^ True
 
 
 @rule
@@ -480,7 +481,8 @@ def _constants_meet(op: Op) -> Rule:
     x, a, b = UPat.var("x", BITS), UPat.cvar("c_1", BITS), UPat.cvar("c_2", BITS)
 
     def merge(x: UOp, c_1: UOp, c_2: UOp) -> UOp:
-        return alu(op, x, alu(op, c_1, c_2))
+        assert op.meaning is not None, f"{op} has no meaning"
+        return alu(op, x, x.const_like(op.meaning(c_1.arg, c_2.arg)))
     return Rule(f"{op.name.lower()}_constants", UPat(op, src=(UPat(op, src=(x, a)), b)), merge)
 
 
@@ -569,7 +571,9 @@ def _through(x: UOp, middle: UOp, u: UOp) -> UOp | None:
     if mid not in VALUES or source not in VALUES:
         return None
     exact = holds(mid, source)
-    if not exact and source.is_int and mid.is_int:
+    if mid.is_float and not source.is_float and out.is_int:  # the float saturates where the integer would wrap
+        exact = exact and out.min <= x.vmin and x.vmax <= out.max
+    elif not exact and source.is_int and mid.is_int:
         exact = (mid.min <= x.vmin and x.vmax <= mid.max) or (out.is_int and mid.bitsize >= out.bitsize)
     return x.cast(out) if exact else None
 

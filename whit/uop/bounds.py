@@ -118,7 +118,9 @@ def _and(u: UOp) -> Bounds | None:
     (a, b), (c, d) = u.src[0].bounds, u.src[1].bounds
     if u.dtype.is_bool:
         return bool(a and c), bool(b and d)
-    return (0, min(b, d)) if a >= 0 and c >= 0 else None
+    if a >= 0 or c >= 0:  # the sign bit of one is 0, hence that of the result
+        return 0, min(b, d) if a >= 0 and c >= 0 else b if a >= 0 else d
+    return None
 
 
 def _or(u: UOp) -> Bounds | None:

@@ -316,7 +316,9 @@ LEVELS: dict[str, tuple[Row, ...]] = {
                Row((Ops.RANGE,), "index, a size and RangeArg", _range((AxisType.LOOP, AxisType.REDUCE)))),
     "kernel": (*_KERNEL_COMMON, Row((Ops.RANGE,), "index, a size, axis LOOP or REDUCE",
                                     _range((AxisType.LOOP, AxisType.REDUCE)))),
-    "tiled": (*_KERNEL_COMMON, _STAGE, Row((Ops.RANGE,), "index, a size and RangeArg", _range(AxisType))),
+    "tiled": (*_KERNEL_COMMON, _STAGE, Row((Ops.RANGE,), "index, a size and RangeArg", _range(AxisType)),
+              Row((Ops.SPECIAL,), "index and SpecialArg", lambda u: u.dtype is dtypes.index
+                  and isinstance(u.arg, SpecialArg))),
     "linear": _LINEAR,
     "schedule": _SCHEDULE,
 }
