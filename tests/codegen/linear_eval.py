@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,11 +52,20 @@ class LinearProgram:
 
     def __call__(self, buffers: Sequence[np.ndarray], variables: dict[str, int] | None = None) -> None:
         sizes = {u.arg.name: u.arg.size for u in self.code if u.op is Ops.SPECIAL}
-        names = list(sizes)
-        for point in np.ndindex(*sizes.values()):
-            self.task(buffers, variables or {}, dict(zip(names, point, strict=True)))
+        items = [name for name in sizes if name.startswith("lidx")]
+        groups = [name for name in sizes if name not in items]
+        for point in np.ndindex(*[sizes[n] for n in groups]):
+            outer = dict(zip(groups, point, strict=True))
+            shared: dict[UOp, np.ndarray] = {}
+            running = [self.task(buffers, variables or {}, outer | dict(zip(items, item, strict=True)), shared)
+                       for item in np.ndindex(*[sizes[n] for n in items])]
+            while running:  # every work-item up to its next barrier
+                arrived = [next(task, None) for task in running]
+                assert len(set(arrived)) == 1, "work-items wait at different barriers"
+                running = [] if arrived[0] is None else running
 
-    def task(self, buffers: Sequence[np.ndarray], variables: dict[str, int], special: dict[str, int]) -> None:
+    def task(self, buffers: Sequence[np.ndarray], variables: dict[str, int], special: dict[str, int],
+             shared: dict[UOp, np.ndarray]) -> Iterator[int]:
         values: dict[UOp, Any] = {}
         at = 0
 
@@ -82,6 +91,10 @@ class LinearProgram:
                     values[node] = np.int64(variables[node.arg.name])
                 elif op is Ops.SPECIAL:
                     values[node] = np.int64(special[node.arg.name])
+                elif op is Ops.LOCAL:
+                    values[node] = shared.setdefault(node, np.zeros(node.arg.size, NUMPY[dtype]))
+                elif op is Ops.BARRIER:
+                    yield at
                 elif op is Ops.REG:
                     values[node] = get(node.src[0])
                 elif op is Ops.SET:

@@ -6,7 +6,7 @@ import pytest
 from tests.codegen.linear_eval import LinearProgram
 
 from whit.codegen.linearize import linearize
-from whit.codegen.lower import bind_specials, fuse_multiply_add, prepare
+from whit.codegen.lower import bind_specials, fuse_multiply_add, group_reduces, prepare
 from whit.codegen.opts import apply, parse_opts
 from whit.codegen.target import Target
 from whit.uop import AxisType, DType, Op, Ops, ParamArg, UOp, dtypes
@@ -14,6 +14,8 @@ from whit.uop.ops import all_ops
 from whit.uop.symbolic import simplify
 
 TARGET = Target("test", "python", vector_bytes=32, vector_registers=16, threads=4, native=frozenset(all_ops()))
+GPU = Target("gpu", "python", vector_bytes=16, threads=1, has_local=True, local_bytes=1 << 15, max_local=256,
+             native=frozenset(all_ops()))
 SCALAR = Target("scalar", "python", vector_bytes=0, threads=1, native=frozenset(all_ops()))
 f32, i32 = dtypes.float32, dtypes.int32
 LOG2E = 1.4426950408889634
@@ -41,7 +43,8 @@ def fold(size: int | UOp, uid: int) -> UOp:
 
 def program(ast: UOp, opts: str = "", target: Target = TARGET) -> UOp:
     tiled = apply(prepare(ast), parse_opts(opts), target)
-    return linearize(simplify(fuse_multiply_add(simplify(bind_specials(tiled)), target)), target)
+    bound = simplify(bind_specials(group_reduces(tiled)))
+    return linearize(simplify(fuse_multiply_add(bound, target)), target)
 
 
 def run(ast: UOp, out: np.ndarray, *inputs: np.ndarray, opts: str = "", target: Target = TARGET, **variables: int) -> np.ndarray:
@@ -411,6 +414,29 @@ def test_convolution_with_padding(opts: str) -> None:
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
     wanted = np.maximum(np.einsum("bcyxpq,ocpq->boyx", windows, weights) + bias[:, None, None], 0)
     close(run(ast, np.empty((batch, cout, size, size), np.float32), image_values, weights, bias, opts=opts), wanted, 1e-4)
+
+
+# ---- work-groups -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opts", ["GROUP axis 1 by 4", "GROUPTOP axis 1 by 8", "GROUP axis 1 by 0", "UPCAST axis 0 by 4, GROUPTOP axis 1 by 4",
+                                  "LOCAL axis 0 by 2, GROUP axis 1 by 4", "UPCAST axis 0 by 2, GROUPTOP axis 1 by 4, UNROLL axis 1 by 4",
+                                  "LOCAL axis 0 by 4, LOCAL axis 0 by 2, GROUPTOP axis 1 by 2, GROUPTOP axis 1 by 3"])
+@pytest.mark.parametrize("op, fn", [(Ops.ADD, np.sum), (Ops.MAX, np.max)])
+def test_group_reduce(op: Op, fn: object, opts: str) -> None:
+    i, k = loop(8, 0), fold(48, 1)
+    ast = UOp.sink(write(param(0, 8), i, read(param(1, 384), i * 48 + k).reduce_ranges(op, k) * 2.0, i))
+    a = normal(8, 48)
+    close(run(ast, np.empty(8, np.float32), a, opts=opts, target=GPU), fn(a, axis=1) * 2, 1e-4)
+
+
+@pytest.mark.parametrize("opts", ["GROUP axis 2 by 5", "GROUP axis 2 by 5, GROUP axis 3 by 13", "LOCAL axis 1 by 13, GROUP axis 2 by 5",
+                                  "LOCAL axis 0 by 2, LOCAL axis 1 by 5, GROUPTOP axis 3 by 5"])
+def test_group_reduce_inside_softmax(opts: str) -> None:
+    """Every row reuses the scratch memory, and work-items that do not take part in a reduction stay out of it."""
+    a = normal(6, 65) * 10
+    e = np.exp((a - a.max(1, keepdims=True)).astype(np.float64))
+    close(run(softmax(6, 65), np.empty_like(a), a, opts=opts, target=GPU), e / e.sum(1, keepdims=True))
 
 
 # ---- several stores, variables, edges --------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ class _Linearizer:
         self._plan_loops()
         for param in sorted([u for u in self.order if u.op is Ops.PARAM], key=lambda u: u.arg.slot):
             self.values[param] = [self.emit(Ops.PARAM, param.dtype, (), param.arg)]
-        handlers = {Ops.INDEX: self.load, Ops.REDUCE: self.reduce, Ops.RANGE: self.counter}
+        handlers = {Ops.INDEX: self.load, Ops.REDUCE: self.reduce, Ops.RANGE: self.counter, Ops.AFTER: self.after}
         for node in self.order:
             op = node.op
             if node in self.values or op is Ops.CONST or op in _STRUCTURE:
@@ -479,19 +479,33 @@ class _Linearizer:
         return self.emit(Ops.EXTRACT, vector.dtype.scalar, (vector,), number)
 
     def store(self, end: UOp) -> None:
-        """The STOREs of one END, at the end of its innermost loop."""
-        if end.op is Ops.STORE:
-            end = UOp(Ops.END, dtypes.void, (end,))
-        node = end.src[0]
+        """The STOREs of one END (or of a STORE in no loop), at the end of its innermost loop."""
+        ranges = frozenset(end.src[1:]) if end.op is Ops.END else frozenset()
+        node = end.src[0] if end.op is Ops.END else end
         if len(node.src) > 3 and node.src[3].op is Ops.CONST and not node.src[3].arg:
             return
-        region = self._home(end.src[1:])
-        dims = self.tiles.dims(frozenset(end.src[1:]) | node.ranges)
+        self.store_points(self._home(ranges), node, self.tiles.dims(ranges | node.ranges))
+
+    def store_points(self, region: Region, node: UOp, dims: Dims) -> None:
+        """One STORE per point of the tile."""
         lanes = self.tiles.lanes(dims)
         memory = self.values[node.src[0]][0]
-        rows = zip(self.addresses(node.src[1], dims), self.operand(node.src[2], dims), self.masks(node, 3, dims), strict=True)
-        for address, value, mask in rows:
+        where, what = self.addresses(node.src[1], dims), self.operand(node.src[2], dims)
+        for address, value, mask in zip(where, what, self.masks(node, 3, dims), strict=True):
             self.write(region, memory, address, value, lanes, mask)
+
+    def after(self, node: UOp) -> None:
+        """Scratch that work-items share: all wait for the last readers, write, and wait for each other."""
+        self.values[node] = self.values[node.src[0]]
+        for store in node.src[1:]:
+            region = self._home(store.ranges)
+            self.barrier(region)
+            self.store_points(region, store, self.tiles.dims(store.ranges))
+            self.barrier(region)
+
+    def barrier(self, region: Region) -> None:
+        self.place(region, Ops.BARRIER, dtypes.void, (), self.registers)
+        self.registers += 1
 
     def write(self, region: Region, memory: UOp, address: Address, value: UOp, lanes: int, mask: UOp | None) -> None:
         gate = () if mask is None else (mask,)

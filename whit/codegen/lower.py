@@ -4,6 +4,7 @@ No pass here sees a value per lane: UPCAST and UNROLL ranges stay RANGE nodes un
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,9 +12,9 @@ from whit.codegen.decompose import decompose
 from whit.codegen.opts import number_axes
 from whit.codegen.masks import simplify_masks
 from whit.codegen.target import Target
-from whit.uop import AxisType, Ops, RangeArg, SpecialArg, UOp, dtypes
+from whit.uop import AxisType, LocalArg, Ops, RangeArg, SpecialArg, UOp, dtypes
 from whit.uop.rewrite import Pass
-from whit.uop.symbolic import simplify
+from whit.uop.symbolic import conjunction, simplify
 
 # ---- before opts -----------------------------------------------------------------------------------------------------
 
@@ -194,31 +195,74 @@ def _substitute_everywhere(ast: UOp, changes: dict[UOp, UOp]) -> UOp:
 # ---- after opts ------------------------------------------------------------------------------------------------------
 
 
+def group_reduces(ast: UOp, _: Any = None) -> UOp:
+    """A REDUCE over GROUP_REDUCE ranges becomes partial results in shared scratch and a loop that combines them.
+
+    Before:  STORE(p, i, REDUCE(v, k, g; ADD))
+    After:   part = AFTER(LOCAL, STORE(LOCAL, g, REDUCE(v, k; ADD)))
+             STORE(p, i, REDUCE(INDEX(part, h), h; ADD), g == 0)
+    """
+    order = ast.toposort()
+    items = [u for u in order if u.op is Ops.RANGE and u.arg.axis in (AxisType.LOCAL, AxisType.GROUP_REDUCE)]
+    groups = [u for u in items if u.arg.axis is AxisType.GROUP_REDUCE]
+    if not groups:
+        return ast
+    uid, number = _next_uid(order), 0
+    new: dict[UOp, UOp] = {}
+    for node in order:
+        src = tuple([new[s] for s in node.src])
+        mine = [r for r in node.src[1:] if r in groups] if node.op is Ops.REDUCE else []
+        if node.op is Ops.STORE and node.src[0].op is Ops.PARAM:
+            src = (*src[:3], *_mask(conjunction(*src[3:], *[g.equal(0) for g in groups])))
+        if mine:
+            rest = [r for r in node.src[1:] if r not in mine]
+            part = UOp(Ops.REDUCE, node.dtype, (src[0], *rest), node.arg) if rest else src[0]
+            again = [UOp(Ops.RANGE, dtypes.index, r.src, RangeArg(uid + n, AxisType.REDUCE)) for n, r in enumerate(mine)]
+            new[node] = _combine(node, part, mine, again, items, number)
+            uid, number = uid + len(mine), number + 1
+        else:
+            new[node] = node if src == node.src else node.replace(src=src)
+    return new[ast]
+
+
+def _combine(node: UOp, part: UOp, mine: list[UOp], again: list[UOp], items: list[UOp], number: int) -> UOp:
+    """Store `part` of each work-item, then fold the parts over the ranges `again`."""
+    outer = sorted([r for r in node.ranges if r in items], key=lambda r: r.arg.uid)
+    tile = sorted([r for r in node.ranges if r.arg.axis.is_tile], key=lambda r: r.arg.uid)
+    index = other = UOp.index(0)
+    size = 1
+    for r, h in [(r, r) for r in outer] + list(zip(mine, again, strict=True)) + [(r, r) for r in tile]:
+        index, other, size = index * r.src[0].arg + r, other * r.src[0].arg + h, size * r.src[0].arg
+    memory = UOp(Ops.LOCAL, node.dtype, (), LocalArg(number, size, True))
+    alone = conjunction(*[r.equal(0) for r in items if r not in mine and r not in outer])
+    stored = memory.after(UOp(Ops.STORE, dtypes.void, (memory, index, part, *_mask(alone))))
+    return UOp(Ops.REDUCE, node.dtype, (UOp(Ops.INDEX, node.dtype, (stored, other)), *again), node.arg)
+
+
+def _mask(condition: UOp | None) -> tuple[UOp, ...]:
+    return () if condition is None else (condition,)
+
+
 def bind_specials(ast: UOp, _: Any = None) -> UOp:
-    """THREAD, GLOBAL and LOCAL ranges become SPECIAL indices; several THREAD ranges share the one thread number.
+    """THREAD, GLOBAL, LOCAL and GROUP_REDUCE ranges become SPECIAL indices; ranges beyond what the hardware has share the last.
 
     Before:  RANGE(4; THREAD 3)
     After:   SPECIAL("thread", 4)
     """
-    found = sorted([u for u in ast.toposort() if u.op is Ops.RANGE and u.arg.axis in _SPECIALS],
-                   key=lambda u: (u.arg.axis, u.arg.uid))
-    if not found:
-        return ast
+    found = sorted([u for u in ast.toposort() if u.op is Ops.RANGE], key=lambda u: (u.arg.axis, u.arg.uid))
     changes: dict[UOp, UOp] = {}
-    for axis, (prefix, limit) in _SPECIALS.items():
-        mine = [u for u in found if u.arg.axis is axis]
-        while mine:
-            # the last index takes all remaining ranges when the hardware has no more indices
-            count = len(mine) if limit == 1 else 1
-            taken, mine, limit = mine[:count], mine[count:], limit - 1
-            total = 1
-            for r in taken:
-                total *= r.src[0].arg
-            name = prefix if axis is AxisType.THREAD else f"{prefix}{_SPECIALS[axis][1] - 1 - limit}"
-            index = UOp(Ops.SPECIAL, dtypes.index, (), SpecialArg(name, total))
+    for name, limit, types in _SPECIALS:
+        mine = [u for u in found if u.arg.axis in types]
+        for number in range(min(limit, len(mine))):
+            taken = mine[number:] if number == limit - 1 else mine[number:number + 1]
+            total = math.prod([r.src[0].arg for r in taken])
+            arg = SpecialArg(name if limit == 1 else f"{name}{number}", total)
+            index = UOp(Ops.SPECIAL, dtypes.index, (), arg)
             for r in taken:
                 total //= r.src[0].arg
-                changes[r] = (index // total) % r.src[0].arg
+                changes[r] = (index // total) % r.src[0].arg if len(taken) > 1 else index
+    if not changes:
+        return ast
     new: dict[UOp, UOp] = dict(changes)
     for node in ast.toposort():
         if node in new:
@@ -231,7 +275,9 @@ def bind_specials(ast: UOp, _: Any = None) -> UOp:
     return new[ast]
 
 
-_SPECIALS = {AxisType.GLOBAL: ("gidx", 3), AxisType.THREAD: ("thread", 1), AxisType.LOCAL: ("lidx", 3)}
+# name, how many of them, the ranges that become one
+_SPECIALS = (("gidx", 3, (AxisType.GLOBAL,)), ("thread", 1, (AxisType.THREAD,)),
+             ("lidx", 3, (AxisType.LOCAL, AxisType.GROUP_REDUCE)))
 
 
 def fuse_multiply_add(ast: UOp, target: Target) -> UOp:
@@ -267,9 +313,10 @@ def _decompose(ast: UOp, target: Target) -> UOp:
 def lower_passes() -> tuple[Pass, ...]:
     """The pipeline between opts and `linearize`; each pass takes the Target as its context."""
     return (
-        Pass("bind specials", bind_specials, "kernel", "kernel", "THREAD, GLOBAL and LOCAL ranges are hardware indices"),
-        Pass("simplify indices", lambda u, _: simplify(u), "kernel", "kernel", "canonical index arithmetic"),
-        Pass("fuse multiply-add", fuse_multiply_add, "kernel", "kernel", "MULACC where the target has it"),
-        Pass("decompose", _decompose, "kernel", "kernel", "only ops and dtypes that the target computes"),
-        Pass("simplify again", lambda u, _: simplify(u), "kernel", "kernel", "decompositions leave index arithmetic behind"),
+        Pass("group reduces", group_reduces, "kernel", "kernel", "partial results of work-items meet in shared scratch"),
+        Pass("bind specials", bind_specials, "tiled", "tiled", "THREAD, GLOBAL and LOCAL ranges are hardware indices"),
+        Pass("simplify indices", lambda u, _: simplify(u), "tiled", "tiled", "canonical index arithmetic"),
+        Pass("fuse multiply-add", fuse_multiply_add, "tiled", "tiled", "MULACC where the target has it"),
+        Pass("decompose", _decompose, "tiled", "tiled", "only ops and dtypes that the target computes"),
+        Pass("simplify again", lambda u, _: simplify(u), "tiled", "tiled", "decompositions leave index arithmetic behind"),
     )
