@@ -227,6 +227,16 @@ def test_diagonals() -> None:
         Tensor(x).diag()
 
 
+def test_turns_and_differences() -> None:
+    x = counted(2, 3, 4)
+    for k in range(-1, 6):
+        same(Tensor(x).rot90(k), np.rot90(x, k))
+        same(Tensor(x).rot90(k, (2, 0)), np.rot90(x, k, (2, 0)))
+    same(Tensor(x**2).diff(), np.diff(x**2))
+    same(Tensor(x**2).diff(2, 0), np.diff(x**2, 2, 0))
+    same(Tensor([True, True, False]).diff(), [False, True])
+
+
 def test_bitcast() -> None:
     x = np.array([[1.0, -2.5], [np.nan, 0.0]], np.float32)
     for kind in ("uint32", "int32", "uint8", "int16", "uint64", "float64"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,14 @@ def test_nan_and_infinities() -> None:
         for name in ("max", "min", "sum", "argmax", "argmin"):
             np.testing.assert_array_equal(evaluate(getattr(t, name)(1)), getattr(np, name)(x, axis=1))
     np.testing.assert_array_equal(evaluate(t.logsumexp(1)), np.array([np.nan, np.inf, -np.inf], np.float32))
+
+
+def test_ignoring_nan() -> None:
+    x = np.array([[1.0, np.nan, 3.0], [np.nan] * 3, [-np.inf, 2.0, np.nan]], np.float32)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        for name in ("nansum", "nanmean", "nanmax", "nanmin"):
+            np.testing.assert_array_equal(evaluate(getattr(Tensor(x), name)(1)), getattr(np, name)(x, axis=1))
 
 
 def test_half_sums_do_not_stop_growing() -> None:

@@ -119,6 +119,20 @@ class ElementwiseMixin(TensorBase):
 
     # ---- arithmetic
 
+    def usum(self, *others: Any) -> Self:
+        """The sum of this and the other operands, element by element."""
+        total = self
+        for other in others:
+            total = total.add(other)
+        return total
+
+    def uprod(self, *others: Any) -> Self:
+        """The product of this and the other operands, element by element."""
+        total = self
+        for other in others:
+            total = total.mul(other)
+        return total
+
     def add(self, other: Any, reverse: Bool = False) -> Self:
         """x + y; integers wrap, bools `or`.
 
@@ -335,12 +349,9 @@ class ElementwiseMixin(TensorBase):
         """log(exp(x) + exp(y)) without overflow."""
         a, b = self._operands(other, "logaddexp")
         x, y = self._wrap(a)._float(), self._wrap(b)._float()
-        top, gap = x.maximum(y), x - y
-        # of equal infinities the difference is NaN, and exp(-|NaN|) has to be exp(0)
-        same = x.eq(y)
-        return top + same.where(
-            self._wrap(UOp.const(math.log(2), top.uop.dtype)), (-same.where(0, gap).abs()).exp().log1p()
-        )
+        gap = (x.eq(y) & x.isinf()).where(0, x - y)  # inf - inf would be NaN
+        sign, size = gap._split_sign()
+        return (sign < 0).where(y, x) + (-size).exp().log1p()
 
     def hypot(self, other: Any) -> Self:
         """sqrt(x*x + y*y) without overflow."""
@@ -753,8 +764,10 @@ class ElementwiseMixin(TensorBase):
         return self.clip(min_val, max_val)
 
     def sigmoid(self) -> Self:
-        """1 / (1 + exp(-x))."""
-        return ((self._float() * (-1 / math.log(2))).exp2() + 1).reciprocal()
+        """1 / (1 + exp(-x)); the exponential never overflows, so that the gradient is finite everywhere."""
+        sign, size = self._split_sign()
+        e = (size * (-1 / math.log(2))).exp2()
+        return (sign < 0).where(e, 1) * (e + 1).reciprocal()
 
     def hardsigmoid(self, alpha: Float = 1 / 6, beta: Float = 0.5) -> Self:
         """alpha * x + beta, limited to [0, 1]."""
@@ -774,12 +787,12 @@ class ElementwiseMixin(TensorBase):
     def elu(self, alpha: Float = 1.0) -> Self:
         """x above zero, else alpha * (exp(x) - 1)."""
         x = self._float()
-        return (x > 0).where(x, x.minimum(0).expm1() * alpha)
+        return (x > 0).where(x, (x > 0).where(0, x).expm1() * alpha)
 
     def celu(self, alpha: Float = 1.0) -> Self:
         """x above zero, else alpha * (exp(x / alpha) - 1)."""
         x = self._float()
-        return (x > 0).where(x, (x.minimum(0) / alpha).expm1() * alpha)
+        return (x > 0).where(x, ((x > 0).where(0, x) / alpha).expm1() * alpha)
 
     def selu(self, alpha: Float = 1.6732632423543772, gamma: Float = 1.0507009873554805) -> Self:
         """gamma * elu(x, alpha)."""
@@ -787,7 +800,7 @@ class ElementwiseMixin(TensorBase):
 
     def leaky_relu(self, neg_slope: Float = 0.01) -> Self:
         """x above zero, else neg_slope * x."""
-        return (self < 0).where(self * neg_slope, self)
+        return (self > 0).where(self, self * neg_slope)
 
     def gelu(self, approximate: str = "tanh") -> Self:
         """x * P(N(0, 1) <= x). "tanh" (default, as tinygrad and GPT-2) is within 1e-3 of the exact "none"

@@ -520,6 +520,38 @@ class MovementMixin(ElementwiseMixin):
         x = x._part(x.ndim - 1, 0, need).reshape(*lead, count, width)  # (r, c) reads (r * step + c) mod n
         return x._part(x.ndim - 1, 0, size)
 
+    def rot90(self, k: int = 1, dims: tuple[int, int] = (0, 1)) -> Self:
+        """Turn by k quarters from the first axis of `dims` towards the second.
+
+        >>> Tensor([[1, 2], [3, 4]]).rot90().tolist()
+        [[2, 4], [1, 3]]
+        """
+        a, b = self._axis(dims[0], "rot90"), self._axis(dims[1], "rot90")
+        if a == b:
+            raise ShapeError(f"rot90 of axes {dims}", because="they are the same", fix="name two axes")
+        if k % 4 == 2:
+            return self.flip(a, b)
+        return (
+            self
+            if k % 4 == 0
+            else self.flip(b).transpose(a, b)
+            if k % 4 == 1
+            else self.transpose(a, b).flip(b)
+        )
+
+    def diff(self, n: int = 1, dim: int = -1) -> Self:
+        """Differences of neighbours along `dim`, n times; of bools `xor`.
+
+        >>> Tensor([1, 4, 9]).diff().tolist()
+        [3, 5]
+        """
+        at, result = self._axis(dim, "diff"), self
+        for _ in range(n):
+            size = result.shape[at]
+            later, earlier = result._part(at, min(1, size), size), result._part(at, 0, max(size - 1, 0))
+            result = later ^ earlier if self.uop.dtype.is_bool else later - earlier
+        return result
+
     # ---- diagonals
 
     def diag(self) -> Self:

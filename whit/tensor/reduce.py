@@ -8,6 +8,7 @@ their kin treat NaN as NumPy does.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Self, TypeAlias
 
 from whit.helpers import ArgumentError, ShapeError, prod
@@ -149,6 +150,33 @@ class ReduceMixin(MovementMixin):
         """Whether all elements are close (see `isclose`). Computes now."""
         close = self.isclose(other, rtol=rtol, atol=atol, equal_nan=equal_nan)
         return bool(close.all())
+
+    def nansum(self, axis: Axis = None, keepdim: Bool = False) -> Self:
+        """The sum over axes, in which NaN counts as 0."""
+        return self.isnan().where(0, self).sum(axis, keepdim)
+
+    def nanmean(self, axis: Axis = None, keepdim: Bool = False) -> Self:
+        """The mean over axes of what is not NaN; NaN where nothing is."""
+        x = self._float()
+        count = x.isnan().logical_not().sum(axis, keepdim)
+        return x.nansum(axis, keepdim) / count.cast(x.uop.dtype)
+
+    def nanmax(self, axis: Axis = None, keepdim: Bool = False) -> Self:
+        """The greatest element over axes that is not NaN; NaN where nothing is."""
+        return self._nan_extreme(-math.inf, axis, keepdim, "max")
+
+    def nanmin(self, axis: Axis = None, keepdim: Bool = False) -> Self:
+        """The least element over axes that is not NaN; NaN where nothing is."""
+        return self._nan_extreme(math.inf, axis, keepdim, "min")
+
+    def _nan_extreme(self, neutral: float, axis: Axis, keepdim: Bool, what: str) -> Self:
+        if not self.uop.dtype.is_float:
+            return self._extreme(Ops.MAX if what == "max" else Ops.MIN, axis, keepdim, what)
+        missing = self.isnan()
+        best = missing.where(neutral, self)._extreme(
+            Ops.MAX if what == "max" else Ops.MIN, axis, keepdim, what
+        )
+        return missing.all(axis, keepdim).where(math.nan, best)
 
     def argmax(self, axis: int | None = None, keepdim: Bool = False) -> Self:
         """Position of the first greatest element along `axis` (of the flattened tensor if None), as int32;
