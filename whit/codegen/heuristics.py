@@ -25,8 +25,9 @@ from whit.uop.symbolic import linear_form
 
 THREAD_WORK = 50_000  # operations and elements below which a second thread costs more than it brings
 TASK_WORK = 20_000  # the least work of one task
+MOST_ROWS = 8  # rows far apart that are read side by side without trouble
 GATHER = 2.0  # cost of one lane that is loaded or stored by itself, in instructions
-MOST_CODE = 192  # vector instructions in the body of an innermost loop
+MOST_CODE = 256  # vector instructions in the body of an innermost loop
 
 
 @dataclass(eq=False, slots=True)
@@ -39,6 +40,7 @@ class Access:
     axes: frozenset[int]
     itemsize: int
     is_store: bool
+    nbytes: int  # of the whole buffer
     weight: float = 1.0  # how often it runs, as a share of how often the scope's body runs
 
     def is_cheap(self, axis: int) -> bool:
@@ -54,7 +56,12 @@ class Scope:
     loops: list[int]  # output axes around it
     reduces: list[int]  # axes that it folds
     accesses: list[Access] = field(default_factory=list)
-    alus: float = 0.0  # operations of the body; those that run in outer loops only count in part
+    ops: dict[frozenset[int], float] = field(default_factory=dict)  # operations by the axes that they depend on
+
+    @property
+    def alus(self) -> float:
+        """Operations of the body; those that run in outer loops only count in part."""
+        return sum(self.ops.values())
 
     @property
     def axes(self) -> list[int]:
@@ -155,9 +162,17 @@ def _fill(scope: Scope, fixed: set[int], sizes: dict[int, int]) -> None:
         if node.op is Ops.CAST and node.src[0].dtype is dtypes.index:
             fixed.update(r.arg.uid for r in node.src[0].ranges)
         if node.op.is_alu:
-            scope.alus += weight(node)
+            axes = frozenset([r.arg.uid for r in node.ranges])
+            scope.ops[axes] = scope.ops.get(axes, 0.0) + weight(node)
         stack += node.src
-    scope.alus += scope.node.op is Ops.REDUCE
+    if scope.node.op is Ops.REDUCE and not _is_product_sum(scope.node):
+        axes = frozenset(scope.axes)
+        scope.ops[axes] = scope.ops.get(axes, 0.0) + 1.0
+
+
+def _is_product_sum(reduce: UOp) -> bool:
+    """Whether the fold costs nothing beside the product: a fused multiply-add."""
+    return reduce.arg.op is Ops.ADD and reduce.dtype.is_float and reduce.src[0].op is Ops.MUL
 
 
 def _access(node: UOp, fixed: set[int], weight: float) -> Access:
@@ -178,7 +193,8 @@ def _access(node: UOp, fixed: set[int], weight: float) -> Access:
     fixed |= odd
     dtype = node.src[2].dtype if node.op is Ops.STORE else node.dtype
     axes = frozenset(r.arg.uid for r in node.src[1].ranges)
-    return Access(node, strides, frozenset(odd), axes, dtype.itemsize, node.op is Ops.STORE, weight)
+    return Access(node, strides, frozenset(odd), axes, dtype.itemsize, node.op is Ops.STORE,
+                  node.src[0].arg.size * dtype.itemsize, weight)
 
 
 # ---- 1 merge -----------------------------------------------------------------------------------------------
@@ -261,7 +277,7 @@ def choose_vector(k: Kernel) -> tuple[int | None, dict[Scope, int | None]]:
     return best[1], best[2]
 
 
-# ---- 3 tile ------------------------------------------------------------------------------------------------
+# ---- 3 tile -------------------------------------------------------------------------------------------------
 
 
 def divisors(size: int, most: int) -> list[int]:
@@ -276,7 +292,7 @@ def _amounts(k: Kernel, axis: int) -> list[int]:
     size = k.size(axis)
     found = set(divisors(size, 16))
     if size > 16 or len(found) <= 2:
-        found |= {n for n in (4, 5, 6, 8) if n < size and round_up(size, n) <= size * 1.08}
+        found |= {n for n in (4, 5, 6, 8, 12, 14) if n < size and round_up(size, n) <= size * 1.08}
     return sorted(found)
 
 
@@ -286,113 +302,196 @@ def vector_width(k: Kernel, axis: int) -> int:
     return k.lanes if size >= k.lanes else 1 << max(0, size - 1).bit_length()
 
 
+def vector_amounts(k: Kernel, axis: int) -> list[int]:
+    """Tile sizes along the vector axis: one to four vectors, or all of a short axis in vectors of any width."""
+    size, lanes = k.size(axis), k.lanes
+    width = vector_width(k, axis)
+    found = {width * m for m in (1, 2, 3, 4) if width * m < size + width}
+    if size <= 4 * lanes:
+        found |= {round_up(size, w) for w in (lanes, lanes // 2, lanes // 4) if w > 1}
+    return sorted(found)
+
+
+def piece(k: Kernel, amount: int) -> int:
+    """Lanes of the vectors that a tile of this size is cut into: the greatest power of two that divides it."""
+    return min(k.lanes, amount & -amount)
+
+
 def tiles(k: Kernel, scope: Scope, vector: int | None) -> Iterator[dict[int, int]]:
     """Candidate register tiles of a reduction: amounts per axis."""
-    width = vector_width(k, vector) if vector is not None else 1
     reuse = {a: sum(a not in x.axes for x in scope.accesses) for a in scope.loops if a != vector}
     others = sorted((a for a in reuse if reuse[a]), key=lambda a: (-reuse[a], -k.size(a)))[:3]
-    vector_steps = [1]
-    if vector is not None and vector in scope.loops:
-        vector_steps = [m for m in (1, 2, 3, 4) if width * m < k.size(vector) + width]
-    for steps in vector_steps:
+    most = k.target.vector_registers * (1.1 if k.lanes > 1 else 0.6)
+    for amount in vector_amounts(k, vector) if vector is not None else [1]:
+        width = piece(k, amount)
+        steps = amount // width
+        outputs = steps if vector in scope.loops else 1
         for amounts in itertools.product(*[_amounts(k, a) for a in others]):
-            if math.prod(amounts) * steps <= 2 * k.target.vector_registers:
+            if math.prod(amounts) * outputs <= most:
                 tile = dict(zip(others, amounts, strict=True))
                 if vector is not None:
-                    tile[vector] = width * steps
+                    tile[vector] = amount
                 yield tile
+
+
+def _load_cycles(k: Kernel, access: Access, vector: int | None, lanes: int) -> float:
+    """Cycles of one load. Vectors of a whole cache line are slow, and slower still when they straddle two."""
+    if vector is None or vector not in access.axes:
+        return 0.45
+    if not access.is_cheap(vector):
+        return GATHER * lanes * 0.5
+    size = lanes * access.itemsize
+    aligned = not access.odd and all(f % lanes == 0 for a, f in access.strides.items() if a != vector)
+    return 0.45 * max(1.0, size / 32) * (1.0 if aligned else 1.0 + 1.6 * size / 64)
+
+
+def _is_far(access: Access, tile: dict[int, int]) -> bool:
+    """Whether the rows of a tile lie far apart, so that many of them fight for few cache sets and pages."""
+    return any(n > 1 and access.strides.get(a, 0) * access.itemsize >= 1024 for a, n in tile.items())
+
+
+def body(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) -> tuple[float, float, float]:
+    """(cycles of loads, cycles of arithmetic, instructions) of one pass over a tile."""
+    lanes = piece(k, tile[vector]) if vector is not None else 1
+    loads = work = code = 0.0
+
+    def points(axes: frozenset[int]) -> float:
+        number = math.prod([n for a, n in tile.items() if a in axes])
+        return number / lanes if vector in axes else number
+
+    for access in scope.accesses:
+        number = points(access.axes)
+        loads += number * access.weight * _load_cycles(k, access, vector, lanes)
+        if vector not in access.axes and number > MOST_ROWS and _is_far(access, tile):
+            loads += number - MOST_ROWS
+            work += number - MOST_ROWS
+        code += number * (1 if vector is None or access.is_cheap(vector) else 2 * lanes)
+    for axes, count in scope.ops.items():
+        number = points(axes) * count
+        work += number * (0.5 if lanes == k.lanes else 0.4)  # the clock is a little faster without full vectors
+        code += number
+    return loads, work, code
+
+
+def memory_cycles(k: Kernel, scope: Scope, tile: dict[int, int], inner: int | None) -> float:
+    """Cycles to bring what one tile reads from beyond the first cache, when `inner` is the innermost output loop."""
+    total = 0.0
+    for access in scope.accesses:
+        if access.is_store or not any(a in access.axes for a in scope.reduces):
+            continue
+        part = footprint(access, {a: k.original[a] if a in scope.reduces else tile.get(a, 1) for a in access.axes})
+        fits = part <= min(k.target.l2_bytes, _reach(k, scope, access, tile)) * 0.8
+        if inner is not None and inner not in access.axes and fits:
+            total += part * 0.01 if part > k.target.l1_bytes // 2 else 0.0
+        elif access.nbytes <= k.target.l2_bytes // 2 and fits:
+            total += part * 0.02
+        else:
+            total += part * 0.15
+    return total
+
+
+def footprint(access: Access, sizes: dict[int, int]) -> int:
+    """Bytes that an access covers over axes of these sizes; axes of one stride overlap, as the rows of a window do."""
+    extents: dict[int, int] = {}
+    for axis, size in sizes.items():
+        stride = access.strides.get(axis, -axis - 1)  # odd axes count by themselves
+        extents[stride] = extents.get(stride, 1) + size - 1
+    return min(access.itemsize * math.prod(extents.values()), access.nbytes)
+
+
+def _reach(k: Kernel, scope: Scope, access: Access, tile: dict[int, int]) -> float:
+    """Bytes of an access that the second cache can hold: rows at a stride that is a multiple of many lines share few sets.
+    """
+    way = k.target.l2_bytes // 16
+    reach = float(k.target.l2_bytes)
+    for axis in scope.reduces:
+        stride = access.strides.get(axis, 0) * access.itemsize
+        if stride >= 1024:
+            row = max(64, access.itemsize * math.prod([n for a, n in tile.items() if access.strides.get(a) == 1]))
+            reach = min(reach, way / math.gcd(stride, way) * row * 16)
+    return reach
 
 
 def tile_cost(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) -> float:
     """Estimated cycles per useful point of a reduction under a register tile."""
-    width = vector_width(k, vector) if vector is not None else 1
-    accumulators = math.prod(tile.values()) / width
-    loads, vector_loads = 0.0, 0.0
-    for access in scope.accesses:
-        number = float(math.prod([n for a, n in tile.items() if a in access.axes and a != vector]))
-        if vector is not None and vector in access.axes:
-            steps = tile[vector] / width
-            number *= steps if access.is_cheap(vector) else steps * width * 0.75
-            vector_loads += number
-        loads += number * access.weight
-    registers = k.target.vector_registers
-    needed = accumulators + min(vector_loads, 6) + 1
-    cycles = max(accumulators * scope.alus * 0.25, loads * 0.5, 4.0) + loads * 0.2 + 1.0
-    if needed > registers:
-        cycles += 2.0 * (needed - registers)
+    lanes = piece(k, tile[vector]) if vector is not None else 1
+    loads, work, code = body(k, scope, vector, tile)
+    outputs = math.prod([n for a, n in tile.items() if a in scope.loops])
+    accumulators = outputs / lanes if vector in scope.loops else outputs
+    live = [math.prod([n for a, n in tile.items() if a in x.axes]) / lanes for x in scope.accesses if vector in x.axes]
+    excess = accumulators + min([*live, 6.0]) + 1 - k.target.vector_registers
+    cycles = max(loads, work, 4.0 * min(1.0, work / (0.5 * accumulators))) + 0.15 * loads + 1.0 + 2.0 * max(0.0, excess)
+    cycles += 0.05 * max(0.0, code - 2 * MOST_CODE)
     waste = 1.0
     for axis, amount in tile.items():
         size = k.size(axis)
         if size % amount:
-            waste *= round_up(size, amount) / size * (1.03 if axis == vector else 1.06)
+            waste *= round_up(size, amount) / size * 1.04
     return cycles * waste / math.prod(tile.values())
 
 
-def tile_reduction(k: Kernel, scope: Scope, vector: int | None) -> int:
-    """Apply the best register tile for a reduction; the number of accumulators."""
-    best = min(tiles(k, scope, vector), key=lambda t: tile_cost(k, scope, vector, t))
-    width = vector_width(k, vector) if vector is not None else 1
-    accumulators = max(1, math.prod(best.values()) // width)
+def memory_cost(k: Kernel, scope: Scope, tile: dict[int, int]) -> float:
+    """Estimated cycles per point for what does not come from the first cache, with the best innermost loop."""
+    around: list[int | None] = [*[a for a in scope.loops if k.size(a) > tile.get(a, 1)]] or [None]
+    points = math.prod([n for a, n in tile.items() if a in scope.loops]) * math.prod([k.original[a] for a in scope.reduces])
+    return 0.25 * min([memory_cycles(k, scope, tile, inner) for inner in around]) / points
+
+
+def tile_reduction(k: Kernel, scope: Scope, vector: int | None) -> dict[int, int]:
+    """Apply the best register tile for a reduction and return it."""
+    ranked = sorted([(tile_cost(k, scope, vector, t), n, t) for n, t in enumerate(tiles(k, scope, vector))])
+    ranked = [item for item in ranked[:24] if item[0] < 2 * ranked[0][0]]
+    best = min(ranked, key=lambda item: item[0] + memory_cost(k, scope, item[2]))[2]
+    if vector in scope.reduces:
+        best[vector] = _reduce_steps(k, scope, vector, best)
     for axis, amount in best.items():
-        if axis != vector:
-            k.split(OptKind.UPCAST, axis, amount)
-    if vector is not None:
-        if vector in scope.reduces:
-            steps = _reduce_steps(k, vector, width, accumulators)
-            k.split(OptKind.UNROLL, vector, width * steps)
-            accumulators *= steps
-        else:
-            k.split(OptKind.UPCAST, vector, best[vector])
-    return accumulators
+        k.split(OptKind.UNROLL if axis in scope.reduces else OptKind.UPCAST, axis, amount)
+    return best
 
 
-def _reduce_steps(k: Kernel, axis: int, width: int, accumulators: int) -> int:
-    """How many vectors of a vectorised reduction go side by side: enough to hide the latency of the adds."""
-    for steps in (8, 4, 2):
-        size = k.size(axis)
-        if accumulators * steps <= 8 and size >= 2 * width * steps and round_up(size, width * steps) <= size * 1.1:
-            return steps
-    return 1
+def _reduce_steps(k: Kernel, scope: Scope, vector: int, tile: dict[int, int]) -> int:
+    """Tile size along a vectorised reduction: with few outputs several vectors hide the latency of the adds."""
+    outputs = math.prod([n for a, n in tile.items() if a in scope.loops])
+    size = k.size(vector)
+    for amount in (tile[vector] * steps for steps in (8, 4, 2)):
+        code = body(k, scope, vector, {**tile, vector: amount})[2]
+        if outputs * amount <= 8 * k.lanes and size >= 2 * amount and code <= MOST_CODE \
+                and round_up(size, amount) <= size * 1.1:
+            return amount
+    return tile[vector]
 
 
-# ---- 4 unroll ----------------------------------------------------------------------------------------------
+# ---- 4 unroll -----------------------------------------------------------------------------------------------
 
 
-def unroll(k: Kernel, scope: Scope, vector: int | None, accumulators: int) -> None:
+def unroll(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) -> None:
     """Unroll short reduce axes, innermost first, while the body of the loop stays small."""
-    body = accumulators * max(1, scope.alus)
+    code = max(1.0, body(k, scope, vector, tile)[2])
     for axis in reversed([a for a in scope.reduces if a != vector]):
         present = k.table.axes.get(axis)
         if present is None or present.type is not AxisType.REDUCE or not isinstance(present.size, int):
             continue
-        if present.size <= 8 and body * present.size <= MOST_CODE:
+        if present.size <= 8 and code * present.size <= MOST_CODE:
             if k.apply(OptKind.UNROLL, axis, 0):
-                body *= present.size
+                code *= present.size
         else:
-            step = next((n for n in (4, 2) if present.size % n == 0 and body * n <= MOST_CODE // 2), 1)
-            if step > 1 and k.apply(OptKind.UNROLL, axis, step):
-                body *= step
+            step = next((n for n in (4, 2) if present.size % n == 0 and code * n <= MOST_CODE // 2), 1)
+            if step > 1:
+                k.apply(OptKind.UNROLL, axis, step)
             break
 
 
 # ---- 5 order and 6 thread ----------------------------------------------------------------------------------
 
 
-def order(k: Kernel, scope: Scope) -> None:
-    """Of the two innermost loops put that one inside which reads less memory again."""
-    loops = [a for a in k.table.of_type(AxisType.LOOP) if a.number in scope.loops]
+def order(k: Kernel, scope: Scope, tile: dict[int, int]) -> None:
+    """Put that loop innermost which leaves most in the caches."""
+    loops = [a.number for a in k.table.of_type(AxisType.LOOP) if a.number in scope.loops]
     if len(loops) < 2 or not scope.reduces:
         return
-    first, second = loops[-2].number, loops[-1].number
-
-    def traffic(inner: int, outer: int) -> int:
-        """Bytes that the inner loop's accesses cover, times how often it starts."""
-        covered = sum(x.itemsize * math.prod(k.original[a] for a in x.axes if a in scope.reduces or a == inner)
-                      for x in scope.accesses if inner in x.axes)
-        return covered * k.size(outer)
-
-    if traffic(second, first) > traffic(first, second):
-        swap(k, first, second)
+    best = min(reversed(loops), key=lambda a: memory_cycles(k, scope, tile, a))
+    if memory_cycles(k, scope, tile, best) < 0.9 * memory_cycles(k, scope, tile, loops[-1]):
+        swap(k, best, loops[-1])
 
 
 def nested_work(k: Kernel, order: list[int]) -> float:
@@ -459,34 +558,35 @@ def choose(ast: UOp, target: Target) -> tuple[Opt, ...]:
     merge(k)
     vector, vectors = choose_vector(k)
     hot = max(k.scopes, key=k.work)
+    tile: dict[int, int] = {}
     if hot.reduces:
-        accumulators = tile_reduction(k, hot, vectors[hot])
-        unroll(k, hot, vectors[hot], accumulators)
+        tile = tile_reduction(k, hot, vectors[hot])
+        unroll(k, hot, vectors[hot], tile)
     if vector is not None and k.table.axes[vector].type is AxisType.LOOP and not (hot.reduces and vector in hot.loops):
-        tile_elementwise(k, hot, vector)
+        tile[vector] = tile_elementwise(k, hot, vector)
     for scope in k.scopes:
         if scope.reduces and scope is not hot:
-            small_reduction(k, scope, vectors[scope])
-    order(k, hot)
+            small_reduction(k, scope, vectors[scope], tile)
+    order(k, hot, tile)
     thread(k, work)
     return tuple(k.table.opts)
 
 
-def small_reduction(k: Kernel, scope: Scope, vector: int | None) -> None:
+def small_reduction(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) -> None:
     """A reduction that is not the heaviest: its own vector, or a little unrolling."""
     if vector is None or vector not in scope.reduces or k.table.axes[vector].type is not AxisType.REDUCE:
-        unroll(k, scope, vector, 1)
+        present = {a: n for a, n in tile.items() if a in scope.axes}
+        unroll(k, scope, vector if vector in present else None, present)
         return
-    width = vector_width(k, vector)
     if vector_cost(k, scope, vector) < vector_cost(k, scope, None):
-        k.split(OptKind.UNROLL, vector, width * _reduce_steps(k, vector, width, 1))
+        k.split(OptKind.UNROLL, vector, _reduce_steps(k, scope, vector, {vector: vector_width(k, vector)}))
 
 
-def tile_elementwise(k: Kernel, scope: Scope, vector: int) -> None:
-    """Vectors along the contiguous axis, several per iteration when the body is small."""
+def tile_elementwise(k: Kernel, scope: Scope, vector: int) -> int:
+    """Vectors along the contiguous axis, several per iteration when the body is small. The size of the tile."""
     width, size = vector_width(k, vector), k.size(vector)
     if vector_cost(k, scope, vector) >= vector_cost(k, scope, None) or k.lanes == 1:
-        return
+        return 1
     most = 4 if scope.alus <= 12 else 2 if scope.alus <= 30 else 1
     if size > 64 * width * most:  # long enough for the padding not to matter: leave whole tiles and whole tasks
         if size % (width * most * k.target.threads):
@@ -495,4 +595,4 @@ def tile_elementwise(k: Kernel, scope: Scope, vector: int) -> None:
     else:
         steps = max((m for m in (1, 2, 3, 4) if m <= most and m * width <= round_up(size, width)),
                     key=lambda m: (-round_up(size, width * m), m))
-    k.split(OptKind.UPCAST, vector, width * steps)
+    return width * steps if k.split(OptKind.UPCAST, vector, width * steps) else 1
