@@ -288,7 +288,8 @@ def check_rule(item: Rule, seed: int, wanted: int = 25) -> int:
 
 
 COST = {**dict.fromkeys(COMPARE, 2), Ops.FDIV: 4, Ops.FLOORDIV: 20, Ops.FLOORMOD: 20, Ops.TRUNCDIV: 20,
-        Ops.TRUNCMOD: 20, Ops.WHERE: 2, Ops.ADD: 2, Ops.MUL: 2, Ops.MAX: 2, Ops.MIN: 2, Ops.SUB: 2, Ops.INDEX: 0,
+        Ops.TRUNCMOD: 20, Ops.WHERE: 2, Ops.ADD: 2, Ops.MUL: 2, Ops.MAX: 2, Ops.MIN: 2, Ops.SUB: 2,
+        Ops.INDEX: 0,
         Ops.PARAM: 0, Ops.CONST: 0}
 
 

@@ -571,7 +571,8 @@ def _through(x: UOp, middle: UOp, u: UOp) -> UOp | None:
     if mid not in VALUES or source not in VALUES:
         return None
     exact = holds(mid, source)
-    if mid.is_float and not source.is_float and out.is_int:  # the float saturates where the integer would wrap
+    # the float saturates where the integer would wrap
+    if mid.is_float and not source.is_float and out.is_int:
         exact = exact and out.min <= x.vmin and x.vmax <= out.max
     elif not exact and source.is_int and mid.is_int:
         exact = (mid.min <= x.vmin and x.vmax <= mid.max) or (out.is_int and mid.bitsize >= out.bitsize)

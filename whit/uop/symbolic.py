@@ -143,8 +143,8 @@ def _split(u: UOp, divisor: int) -> tuple[dict[UOp, int], dict[UOp, int], int]:
 
 def _nearest_multiples(rest: dict[UOp, int], constant: int,
                        divisor: int) -> tuple[dict[UOp, int], dict[UOp, int], int] | None:
-    """(whole, small, quotient) with rest == divisor * whole + small and (small + constant) // divisor always the
-    quotient, or None: factors a little off a multiple of the divisor, as sliding windows have them."""
+    """(whole, small, quotient) with rest == divisor * whole + small and (small + constant) // divisor always
+    the quotient, or None: factors a little off a multiple of the divisor, as sliding windows have them."""
     whole = {t: q for t, f in rest.items() if (q := (2 * f + divisor) // (2 * divisor))}
     if not whole:
         return None
