@@ -254,3 +254,13 @@ def test_arithmetic_on_small_floats_rounds_once(device: str, dtype: DType) -> No
     with np.errstate(all="ignore"):
         for op, got in zip(ops, several(device, list(ops), dtype, dtype, (a, b), 8)):
             same(got, ops[op](a, b))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("lanes", LANES)
+def test_products_and_sums_round_one_by_one(device: str, lanes: int) -> None:
+    """x * x + z with z = -round(x * x) is 0 when the product is rounded first; a fused multiply-add would give the rest."""
+    x = np.full(8, 1.0 + 2.0 ** -20, np.float32)
+    z = -(x * x)
+    got = elementwise(device, lambda k, a, c: k.alu(Ops.ADD, k.alu(Ops.MUL, a, a), c), dtypes.float32, (x, z), (dtypes.float32,) * 2, lanes)
+    np.testing.assert_array_equal(got, np.zeros(8))

@@ -1,8 +1,9 @@
 """Linear program -> LLVM IR text, for any CPU that LLVM knows.
 
 Values: bool is i1 (i8 in memory), index is i64, float16, bfloat16 and the 8-bit floats are kept as bits (i16, i8) and converted
-at CASTs. Floats carry the flag `contract` only: NaN, infinities and signed zeros keep their meaning. The text calls nothing but
-LLVM intrinsics that become instructions.
+at CASTs. Float arithmetic carries no fast-math flags: codegen has fused and reassociated what may be, and the error-free
+transformations inside its functions rely on every other operation being rounded as written. The text calls nothing but LLVM
+intrinsics that become instructions.
 """
 from __future__ import annotations
 
@@ -386,11 +387,9 @@ class LLVMRenderer:
     def float_op(self, op: Op, dtype: DType, args: list[str], src: Sequence[UOp]) -> str:
         kind = type_of(dtype)
         if op in _FLOAT_BINARY:
-            return self.emit(f"{_FLOAT_BINARY[op]} contract {kind} {args[0]}, {args[1]}")
+            return self.emit(f"{_FLOAT_BINARY[op]} {kind} {args[0]}, {args[1]}")
         if op.category == "compare":
             return self.emit(f"fcmp {_FCMP[op]} {kind} {args[0]}, {args[1]}")
-        if op is Ops.FDIV:
-            return self.emit(f"fdiv {kind} {args[0]}, {args[1]}")
         if op is Ops.RECIPROCAL:
             return self.emit(f"fdiv {kind} {constant(1.0, dtype)}, {args[0]}")
         if op is Ops.NEG:
@@ -683,7 +682,7 @@ def _bool_like(kind: str) -> str:
     return kind[:kind.index("x")] + "x i1>" if kind[0] == "<" else "i1"
 
 
-_FLOAT_BINARY = {Ops.ADD: "fadd", Ops.SUB: "fsub", Ops.MUL: "fmul"}
+_FLOAT_BINARY = {Ops.ADD: "fadd", Ops.SUB: "fsub", Ops.MUL: "fmul", Ops.FDIV: "fdiv"}
 _FLOAT_INTRINSIC = {Ops.SQRT: "sqrt", Ops.TRUNC: "trunc", Ops.FLOOR: "floor", Ops.MULACC: "fma"}
 _INT_BINARY = {Ops.ADD: "add", Ops.SUB: "sub", Ops.MUL: "mul", Ops.AND: "and", Ops.OR: "or", Ops.XOR: "xor"}
 _WRAPS = (Ops.ADD, Ops.SUB, Ops.MUL)

@@ -223,7 +223,7 @@ def has_half() -> bool:
 class CCompiler:
     """gcc or clang, run on one file at a time in a folder of its own."""
 
-    flags = ("-std=gnu11", "-O2", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fwrapv",
+    flags = ("-std=gnu11", "-O2", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv",
              "-fno-strict-aliasing", "-ffreestanding", "-fno-builtin", "-fPIC", "-fno-stack-protector",
              "-fno-asynchronous-unwind-tables", "-fcf-protection=none", "-w", "-x", "c")
 
