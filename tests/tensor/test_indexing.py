@@ -336,3 +336,11 @@ def test_bad_gathers() -> None:
         x.scatter(1, Tensor([[0]]), Tensor([[1]]))
     with pytest.raises(ShapeError):
         x.index_add(0, Tensor([0, 1]), Tensor([[1.0]]))
+
+
+def test_index_arrays_on_symbolic_axes() -> None:
+    x = np.arange(12).reshape(4, 3)
+    rows = Tensor(x)[:UOp.variable("n", 1, 4).bind(3)]
+    assert numpy_of(rows[Tensor([0, -1])]).tolist() == x[:3][[0, -1]].tolist()
+    assert numpy_of(rows[[0, -1], [2, 1]]).tolist() == x[:3][[0, -1], [2, 1]].tolist()
+    assert numpy_of(rows.gather(0, Tensor([[2, 0, 1]]))).tolist() == [[x[2, 0], x[0, 1], x[1, 2]]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from whit.schedule.fusion import Fusion, Home, sources_at, store_place, take_places
-from whit.schedule.movement import ZERO, Place, flat_index, index_dtype, memory_of, through
+from whit.schedule.movement import ZERO, Place, flat_index, index_dtype, memory_of, through, unbind
 from whit.uop import Ops, ParamArg, ReduceArg, UOp, dtypes
 from whit.uop.symbolic import conjunction
 from whit.uop.uop import alu
@@ -147,7 +147,7 @@ class _Lowering:
     def taken(self, node: UOp, place: Place, index: UOp) -> Place:
         """The place that a TAKE reads; not valid when the index is outside of the axis."""
         at = index_dtype(index)
-        size = UOp.index(node.src[0].shape[node.arg])
+        size = UOp.index(unbind(node.src[0].shape[node.arg]))
         inside = conjunction(place.valid, _unless_certain(at.ge(0)), _unless_certain(at.lt(size)))
         read, _ = take_places(node, place, at)
         return Place(read.idxs, inside)
