@@ -10,6 +10,8 @@ convolution.
 """
 from __future__ import annotations
 
+import math
+
 from whit.uop import Ops, UOp, dtypes
 from whit.uop.symbolic import conjunction
 
@@ -59,11 +61,11 @@ def is_zero(node: UOp, outside: UOp, depth: int = _DEPTH) -> bool:
     if op is Ops.INDEX:
         return len(node.src) > 2 and outside in conditions(node.src[2])
     if op is Ops.CONST:
-        return bool(node.arg == 0)
+        return _positive_zero(node)
     if depth == 0:
         return False
     if op is Ops.MUL:
-        return any(is_zero(s, outside, depth - 1) for s in node.src)
+        return any(is_zero(s, outside, depth - 1) for s in node.src if s.op is not Ops.CONST)  # inf * 0 is NaN
     if op in (Ops.CAST, Ops.NEG) or (op is Ops.REDUCE and node.arg.op is Ops.ADD):
         return is_zero(node.src[0], outside, depth - 1)
     if op in (Ops.ADD, Ops.SUB, Ops.MAX, Ops.MIN):
@@ -73,10 +75,15 @@ def is_zero(node: UOp, outside: UOp, depth: int = _DEPTH) -> bool:
     return False
 
 
+def _positive_zero(node: UOp) -> bool:
+    """A constant 0, but not -0.0."""
+    return node.op is Ops.CONST and node.arg == 0 and math.copysign(1.0, node.arg) > 0
+
+
 def _choice(where: UOp) -> UOp:
     """WHERE(v, x, 0) without the conditions outside of which x is 0 anyway; on a read they become its mask."""
     condition, value, other = where.src
-    if other.op is not Ops.CONST or other.arg != 0 or where.dtype is dtypes.index:
+    if not _positive_zero(other) or where.dtype is dtypes.index:
         return where
     if value.op is Ops.INDEX:
         mask = conjunction(condition, *value.src[2:])
