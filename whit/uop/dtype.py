@@ -226,7 +226,7 @@ def dtype_of_name(name: str) -> DType:
     if name in _ALIASES:
         return _ALIASES[name]
     base, _, lanes = name.rpartition("x")
-    if base in _BY_NAME and lanes.isdigit():
+    if base in _BY_NAME and lanes.isascii() and lanes.isdigit() and 0 < int(lanes[:6]) <= 1 << 16:
         return _BY_NAME[base].vec(int(lanes))
     raise DTypeError(f"dtype {name!r}", because="there is no such type",
                      fix="one of " + ", ".join(d.name for d in dtypes.all))

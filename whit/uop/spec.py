@@ -155,7 +155,7 @@ def _after(u: UOp) -> bool:
         and all(s.op is Ops.STORE for s in u.src[1:])
 
 
-_MEMORY = (Ops.PARAM, Ops.BUFFER, Ops.LOCAL, Ops.STAGE)
+_MEMORY = (Ops.PARAM, Ops.BUFFER, Ops.LOCAL, Ops.STAGE, Ops.AFTER)
 
 
 def _valid(rest: tuple[UOp, ...]) -> bool:
@@ -318,7 +318,10 @@ LEVELS: dict[str, tuple[Row, ...]] = {
                                     _range((AxisType.LOOP, AxisType.REDUCE)))),
     "tiled": (*_KERNEL_COMMON, _STAGE, Row((Ops.RANGE,), "index, a size and RangeArg", _range(AxisType)),
               Row((Ops.SPECIAL,), "index and SpecialArg", lambda u: u.dtype is dtypes.index
-                  and isinstance(u.arg, SpecialArg))),
+                  and isinstance(u.arg, SpecialArg)),
+              Row((Ops.LOCAL,), "LocalArg", lambda u: isinstance(u.arg, LocalArg)),
+              Row((Ops.AFTER,), "(LOCAL, STORE…)", lambda u: u.src[0].op is Ops.LOCAL
+                  and all(s.op is Ops.STORE for s in u.src[1:]))),
     "linear": _LINEAR,
     "schedule": _SCHEDULE,
 }
