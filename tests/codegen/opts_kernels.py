@@ -1,4 +1,6 @@
-"""Kernels for the tests of opts, heuristics and search, and a NumPy evaluator of kernel ASTs (optimised or not)."""
+"""Kernels for the tests of opts, heuristics and search, and a NumPy evaluator of kernel ASTs (optimised or
+not)."""
+
 from __future__ import annotations
 
 import itertools
@@ -47,7 +49,9 @@ def elementwise(*shape: int) -> UOp:
     size, index = int(np.prod(shape)), UOp.index(0)
     for axis, n in zip(axes, shape):
         index = index * n + axis
-    return UOp.sink(store(param(0, size), index, read(param(1, size), index) * 2.0 + read(param(2, size), index), *axes))
+    return UOp.sink(
+        store(param(0, size), index, read(param(1, size), index) * 2.0 + read(param(2, size), index), *axes)
+    )
 
 
 def transpose(m: int, n: int) -> UOp:
@@ -58,26 +62,26 @@ def transpose(m: int, n: int) -> UOp:
 def matmul(m: int, n: int, kk: int, left: bool = False, right: bool = False) -> UOp:
     """(m, k) @ (k, n); `left` and `right` say which operand is stored transposed."""
     i, j = loops(m, n)
-    k, = folds(2, kk)
+    (k,) = folds(2, kk)
     a = read(param(1, m * kk), k * m + i if left else i * kk + k)
     b = read(param(2, kk * n), j * kk + k if right else k * n + j)
     return UOp.sink(store(param(0, m * n), i * n + j, fold(Ops.ADD, a * b, k), i, j))
 
 
 def row_sum(m: int, n: int, op: Op = Ops.ADD) -> UOp:
-    i, = loops(m)
-    k, = folds(1, n)
+    (i,) = loops(m)
+    (k,) = folds(1, n)
     return UOp.sink(store(param(0, m), i, fold(op, read(param(1, m * n), i * n + k) + 1.0, k), i))
 
 
 def column_sum(m: int, n: int) -> UOp:
-    j, = loops(n)
-    k, = folds(1, m)
+    (j,) = loops(n)
+    (k,) = folds(1, m)
     return UOp.sink(store(param(0, n), j, fold(Ops.ADD, read(param(1, m * n), k * n + j), k), j))
 
 
 def full_sum(n: int) -> UOp:
-    k, = folds(0, n)
+    (k,) = folds(0, n)
     return UOp.sink(store(param(0, 1), UOp.index(0), fold(Ops.ADD, read(param(1, n), k), k)))
 
 
@@ -98,8 +102,17 @@ def conv(n: int, ci: int, co: int, h: int, w: int, kh: int, kw: int) -> UOp:
     c, ky, kx = folds(4, ci, kh, kw)
     image = read(param(1, n * ci * h * w), ((b * ci + c) * h + y + ky) * w + x + kx)
     weight = read(param(2, co * ci * kh * kw), ((o * ci + c) * kh + ky) * kw + kx)
-    return UOp.sink(store(param(0, n * co * oh * ow), ((b * co + o) * oh + y) * ow + x,
-                          fold(Ops.ADD, image * weight, c, ky, kx), b, o, y, x))
+    return UOp.sink(
+        store(
+            param(0, n * co * oh * ow),
+            ((b * co + o) * oh + y) * ow + x,
+            fold(Ops.ADD, image * weight, c, ky, kx),
+            b,
+            o,
+            y,
+            x,
+        )
+    )
 
 
 def conv_weight_gradient(n: int, ci: int, co: int, h: int, w: int, kh: int, kw: int) -> UOp:
@@ -108,12 +121,22 @@ def conv_weight_gradient(n: int, ci: int, co: int, h: int, w: int, kh: int, kw: 
     b, y, x = folds(4, n, oh, ow)
     image = read(param(1, n * ci * h * w), ((b * ci + c) * h + y + ky) * w + x + kx)
     grad = read(param(2, n * co * oh * ow), ((b * co + o) * oh + y) * ow + x)
-    return UOp.sink(store(param(0, co * ci * kh * kw), ((o * ci + c) * kh + ky) * kw + kx,
-                          fold(Ops.ADD, image * grad, b, y, x), o, c, ky, kx))
+    return UOp.sink(
+        store(
+            param(0, co * ci * kh * kw),
+            ((o * ci + c) * kh + ky) * kw + kx,
+            fold(Ops.ADD, image * grad, b, y, x),
+            o,
+            c,
+            ky,
+            kx,
+        )
+    )
 
 
 def conv_input_gradient(n: int, ci: int, co: int, h: int, w: int, kh: int, kw: int) -> UOp:
-    """dx[b, c, y, x] = sum over o, ky, kx of dy[b, o, y - ky, x - kx] * w[o, c, ky, kx], masked at the border."""
+    """dx[b, c, y, x] = sum over o, ky, kx of dy[b, o, y - ky, x - kx] * w[o, c, ky, kx], masked at the
+    border."""
     oh, ow = h - kh + 1, w - kw + 1
     b, c, y, x = loops(n, ci, h, w)
     o, ky, kx = folds(4, co, kh, kw)
@@ -121,18 +144,30 @@ def conv_input_gradient(n: int, ci: int, co: int, h: int, w: int, kh: int, kw: i
     inside = yy.ge(0) & yy.lt(oh) & xx.ge(0) & xx.lt(ow)
     grad = read(param(1, n * co * oh * ow), ((b * co + o) * oh + yy) * ow + xx, inside)
     weight = read(param(2, co * ci * kh * kw), ((o * ci + c) * kh + ky) * kw + kx)
-    return UOp.sink(store(param(0, n * ci * h * w), ((b * ci + c) * h + y) * w + x,
-                          fold(Ops.ADD, grad * weight, o, ky, kx), b, c, y, x))
+    return UOp.sink(
+        store(
+            param(0, n * ci * h * w),
+            ((b * ci + c) * h + y) * w + x,
+            fold(Ops.ADD, grad * weight, o, ky, kx),
+            b,
+            c,
+            y,
+            x,
+        )
+    )
 
 
 def two_stores(m: int, n: int) -> UOp:
     """Two outputs over the same axes, and one row sum used by both."""
     i, j = loops(m, n)
-    k, = folds(2, n)
+    (k,) = folds(2, n)
     x = param(2, m * n)
     total = fold(Ops.ADD, read(x, i * n + k), k)
     value = read(x, i * n + j)
-    return UOp.sink(store(param(0, m * n), i * n + j, value - total, i, j), store(param(1, m * n), j * m + i, value * total, i, j))
+    return UOp.sink(
+        store(param(0, m * n), i * n + j, value - total, i, j),
+        store(param(1, m * n), j * m + i, value * total, i, j),
+    )
 
 
 def gather(rows: int, width: int, picked: int) -> UOp:
@@ -140,46 +175,84 @@ def gather(rows: int, width: int, picked: int) -> UOp:
     i, j = loops(picked, width)
     row = read(param(2, picked, dtypes.int32), i).cast(dtypes.index)
     inside = row.ge(0) & row.lt(rows)
-    return UOp.sink(store(param(0, picked * width), i * width + j, read(param(1, rows * width), row * width + j, inside), i, j))
+    return UOp.sink(
+        store(
+            param(0, picked * width),
+            i * width + j,
+            read(param(1, rows * width), row * width + j, inside),
+            i,
+            j,
+        )
+    )
 
 
 def arange_sum(n: int) -> UOp:
     """A value made of the axis itself: sum over k of (k <= i)."""
-    i, = loops(n)
-    k, = folds(1, n)
+    (i,) = loops(n)
+    (k,) = folds(1, n)
     return UOp.sink(store(param(0, n), i, fold(Ops.ADD, k.le(i).where(UOp.const(1.0, F32), 0.0), k), i))
 
 
 def product_of(m: int, n: int) -> UOp:
-    i, = loops(m)
-    k, = folds(1, n)
+    (i,) = loops(m)
+    (k,) = folds(1, n)
     return UOp.sink(store(param(0, m), i, fold(Ops.MUL, read(param(1, m * n), i * n + k), k), i))
 
 
 KERNELS: dict[str, Callable[[], UOp]] = {
-    "elementwise": lambda: elementwise(3, 4, 5), "transpose": lambda: transpose(6, 7), "matmul": lambda: matmul(6, 8, 5),
-    "matmul_nt": lambda: matmul(4, 7, 6, right=True), "matmul_tn": lambda: matmul(6, 5, 4, left=True),
-    "row_sum": lambda: row_sum(5, 7), "row_max": lambda: row_sum(4, 6, Ops.MAX), "column_sum": lambda: column_sum(5, 6),
-    "full_sum": lambda: full_sum(24), "softmax": lambda: softmax(4, 6), "conv": lambda: conv(2, 2, 3, 5, 6, 3, 2),
-    "conv_dw": lambda: conv_weight_gradient(2, 2, 2, 5, 4, 2, 3), "conv_dx": lambda: conv_input_gradient(1, 2, 2, 4, 5, 2, 3),
-    "two_stores": lambda: two_stores(4, 6), "gather": lambda: gather(5, 6, 4), "arange": lambda: arange_sum(7),
+    "elementwise": lambda: elementwise(3, 4, 5),
+    "transpose": lambda: transpose(6, 7),
+    "matmul": lambda: matmul(6, 8, 5),
+    "matmul_nt": lambda: matmul(4, 7, 6, right=True),
+    "matmul_tn": lambda: matmul(6, 5, 4, left=True),
+    "row_sum": lambda: row_sum(5, 7),
+    "row_max": lambda: row_sum(4, 6, Ops.MAX),
+    "column_sum": lambda: column_sum(5, 6),
+    "full_sum": lambda: full_sum(24),
+    "softmax": lambda: softmax(4, 6),
+    "conv": lambda: conv(2, 2, 3, 5, 6, 3, 2),
+    "conv_dw": lambda: conv_weight_gradient(2, 2, 2, 5, 4, 2, 3),
+    "conv_dx": lambda: conv_input_gradient(1, 2, 2, 4, 5, 2, 3),
+    "two_stores": lambda: two_stores(4, 6),
+    "gather": lambda: gather(5, 6, 4),
+    "arange": lambda: arange_sum(7),
     "product": lambda: product_of(3, 5),
 }
 
 
-# ---- evaluation ------------------------------------------------------------------------------------------------------
+# ---- evaluation ------------------------------------------------------------------------------------------
 
-_NUMPY = {"float32": np.float32, "float64": np.float64, "int32": np.int32, "bool": np.bool_, "index": np.int64}
+_NUMPY = {
+    "float32": np.float32,
+    "float64": np.float64,
+    "int32": np.int32,
+    "bool": np.bool_,
+    "index": np.int64,
+}
 _UFUNC: dict[Op, Any] = {
-    Ops.ADD: np.add, Ops.SUB: np.subtract, Ops.MUL: np.multiply, Ops.MAX: np.maximum, Ops.MIN: np.minimum, Ops.FDIV: np.divide,
-    Ops.NEG: np.negative, Ops.EXP2: np.exp2, Ops.RECIPROCAL: np.reciprocal, Ops.CMPLT: np.less, Ops.CMPLE: np.less_equal,
-    Ops.CMPEQ: np.equal, Ops.CMPNE: np.not_equal, Ops.AND: np.logical_and, Ops.OR: np.logical_or, Ops.WHERE: np.where,
-    Ops.FLOORDIV: np.floor_divide, Ops.FLOORMOD: np.mod,
+    Ops.ADD: np.add,
+    Ops.SUB: np.subtract,
+    Ops.MUL: np.multiply,
+    Ops.MAX: np.maximum,
+    Ops.MIN: np.minimum,
+    Ops.FDIV: np.divide,
+    Ops.NEG: np.negative,
+    Ops.EXP2: np.exp2,
+    Ops.RECIPROCAL: np.reciprocal,
+    Ops.CMPLT: np.less,
+    Ops.CMPLE: np.less_equal,
+    Ops.CMPEQ: np.equal,
+    Ops.CMPNE: np.not_equal,
+    Ops.AND: np.logical_and,
+    Ops.OR: np.logical_or,
+    Ops.WHERE: np.where,
+    Ops.FLOORDIV: np.floor_divide,
+    Ops.FLOORMOD: np.mod,
 }
 
 
 def evaluate(ast: UOp, buffers: Sequence[np.ndarray[Any, Any]]) -> None:
-    """Run a kernel: every value is an array over all RANGEs (one NumPy axis each), stores write into `buffers`.
+    """Run a kernel: every value is an array over all RANGEs (one NumPy axis each); stores write into buffers.
 
     Reads outside of a buffer that are not masked, and two stores of different values to one place, fail.
     """
@@ -230,7 +303,9 @@ def _write(src: list[Any]) -> None:
     memory = src[0]
     index, new, valid = np.broadcast_arrays(src[1], src[2], src[3] if len(src) > 3 else np.array(True))
     index, new = index[valid], new[valid]
-    assert index.size == 0 or (index.min() >= 0 and index.max() < len(memory)), "a store outside of the buffer"
+    assert index.size == 0 or (index.min() >= 0 and index.max() < len(memory)), (
+        "a store outside of the buffer"
+    )
     memory[index] = new
     assert np.array_equal(memory[index], new, equal_nan=True), "two different values stored to one element"
 
@@ -242,7 +317,11 @@ def buffers_for(ast: UOp, seed: int = 0) -> list[np.ndarray[Any, Any]]:
     made: list[np.ndarray[Any, Any]] = []
     for p in params:
         kind = _NUMPY[p.dtype.name]
-        made.append(rng.integers(-1, 6, p.arg.size).astype(kind) if p.dtype.is_int else rng.normal(size=p.arg.size).astype(kind))
+        made.append(
+            rng.integers(-1, 6, p.arg.size).astype(kind)
+            if p.dtype.is_int
+            else rng.normal(size=p.arg.size).astype(kind)
+        )
     return made
 
 

@@ -1,10 +1,12 @@
 """Heuristics: always legal, never wrong, and the decisions that speed rests on."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tests.codegen.opts_kernels import (
     AVX512,
     F32,
@@ -29,7 +31,6 @@ from tests.codegen.opts_kernels import (
     store,
     transpose,
 )
-
 from whit.codegen.heuristics import choose
 from whit.codegen.opts import Opt, OptKind, apply, axes
 from whit.helpers import Context
@@ -91,7 +92,9 @@ def test_noopt():
 
 def test_elementwise_becomes_one_axis_of_vectors():
     found = sizes(elementwise(64, 32, 128))
-    assert len(found[AxisType.LOOP]) == 1 and found[AxisType.UPCAST] == [64] and found[AxisType.THREAD][0] >= 2
+    assert (
+        len(found[AxisType.LOOP]) == 1 and found[AxisType.UPCAST] == [64] and found[AxisType.THREAD][0] >= 2
+    )
 
 
 def test_prime_sizes_are_masked_vectors():

@@ -1,4 +1,5 @@
 """Opts: each primitive, its refusals, and that no legal list of opts changes what a kernel computes."""
+
 from __future__ import annotations
 
 import time
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tests.codegen.opts_kernels import (
     AVX512,
     GROUPS,
@@ -30,8 +32,17 @@ from tests.codegen.opts_kernels import (
     store,
     two_stores,
 )
-
-from whit.codegen.opts import AxisTable, KernelArg, Opt, OptError, OptKind, apply, axes, parse_opts, tile_limit
+from whit.codegen.opts import (
+    AxisTable,
+    KernelArg,
+    Opt,
+    OptError,
+    OptKind,
+    apply,
+    axes,
+    parse_opts,
+    tile_limit,
+)
 from whit.helpers import WhitError
 from whit.uop import AxisType, Ops, UOp, dtypes
 
@@ -51,7 +62,7 @@ def same(ast: UOp, changed: UOp, seed: int = 0) -> None:
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
-# ---- the kernels of the tests compute what they say ---------------------------------------------------------
+# ---- the kernels of the tests compute what they say ------------------------------------------------------
 
 
 def test_evaluator_matmul():
@@ -74,28 +85,48 @@ def test_evaluator_convolution_gradient():
     ast = conv_input_gradient(1, 2, 2, 4, 5, 2, 3)
     dx, dy, w = buffers_for(ast)
     evaluate(ast, [dx, dy, w])
-    want = torch.nn.functional.conv_transpose2d(torch.tensor(dy.reshape(1, 2, 3, 3)), torch.tensor(w.reshape(2, 2, 2, 3)))
+    want = torch.nn.functional.conv_transpose2d(
+        torch.tensor(dy.reshape(1, 2, 3, 3)), torch.tensor(w.reshape(2, 2, 2, 3))
+    )
     np.testing.assert_allclose(dx, want.numpy().reshape(-1), rtol=1e-4, atol=1e-5)
 
 
-# ---- text -----------------------------------------------------------------------------------------------------
+# ---- text ------------------------------------------------------------------------------------------------
 
 
 def test_text_reads_back():
-    opts = (Opt(OptKind.UPCAST, 1, 8), Opt(OptKind.SWAP, 0, 1), Opt(OptKind.PADTO, 2, 16), Opt(OptKind.THREAD, 0))
-    assert ", ".join(map(repr, opts)) == "UPCAST axis 1 by 8, SWAP axis 0 with 1, PADTO axis 2 to 16, THREAD axis 0 by 0"
+    opts = (
+        Opt(OptKind.UPCAST, 1, 8),
+        Opt(OptKind.SWAP, 0, 1),
+        Opt(OptKind.PADTO, 2, 16),
+        Opt(OptKind.THREAD, 0),
+    )
+    assert (
+        ", ".join(map(repr, opts))
+        == "UPCAST axis 1 by 8, SWAP axis 0 with 1, PADTO axis 2 to 16, THREAD axis 0 by 0"
+    )
     assert parse_opts(", ".join(map(repr, opts))) == opts
     assert parse_opts("") == ()
 
 
-@pytest.mark.parametrize("text", ["UPCAST", "UPCAST axis 1", "UPCAST axis x by 2", "UPCAST axis 1 by -2", "FLY axis 1 by 2",
-                                  "SWAP axis 0 by 1", "UPCAST axis 1 by 8 8"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "UPCAST",
+        "UPCAST axis 1",
+        "UPCAST axis x by 2",
+        "UPCAST axis 1 by -2",
+        "FLY axis 1 by 2",
+        "SWAP axis 0 by 1",
+        "UPCAST axis 1 by 8 8",
+    ],
+)
 def test_text_that_is_no_opt(text):
     with pytest.raises(OptError, match="KIND axis NUMBER"):
         parse_opts(text)
 
 
-# ---- numbering and names ----------------------------------------------------------------------------------------
+# ---- numbering and names ---------------------------------------------------------------------------------
 
 
 def test_axes_are_listed_in_nesting_order():
@@ -146,7 +177,7 @@ def test_equal_kernels_stay_one_object():
     assert optimised(matmul(6, 8, 5), text) is optimised(matmul(6, 8, 5), text)
 
 
-# ---- masks --------------------------------------------------------------------------------------------------------
+# ---- masks -----------------------------------------------------------------------------------------------
 
 
 def test_padding_masks_reads_and_stores():
@@ -159,7 +190,10 @@ def test_padding_masks_reads_and_stores():
 
 
 def test_padding_a_size_that_fits_adds_nothing():
-    assert not any(u.op is Ops.CMPLT for u in optimised(elementwise(16), "PADTO axis 0 to 8, UPCAST axis 0 by 8").toposort())
+    assert not any(
+        u.op is Ops.CMPLT
+        for u in optimised(elementwise(16), "PADTO axis 0 to 8, UPCAST axis 0 by 8").toposort()
+    )
 
 
 def test_padded_sum_of_products_needs_no_where_but_a_shifted_one_does():
@@ -173,8 +207,8 @@ def test_padded_sum_of_products_needs_no_where_but_a_shifted_one_does():
 
 def test_padded_factor_that_could_be_infinite_is_masked():
     """x * y where only x is read along the padded axis: 0 * inf would be NaN."""
-    i, = loops(2)
-    k, = folds(1, 3)
+    (i,) = loops(2)
+    (k,) = folds(1, 3)
     x, y = param(1, 6), param(2, 2)
     ast = UOp.sink(store(param(0, 2), i, fold(Ops.ADD, read(x, i * 3 + k) * read(y, i), k), i))
     buffers = [np.zeros(2, np.float32), np.ones(6, np.float32), np.array([np.inf, 1], np.float32)]
@@ -188,32 +222,42 @@ def test_padded_reductions_fold_the_identity(op):
     same(ast, optimised(ast, "PADTO axis 1 to 4, UNROLL axis 1 by 4"))
 
 
-# ---- refusals -------------------------------------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernel, text, target, why", [
-    ("matmul", "UPCAST axis 2 by 5", AVX512, "is a REDUCE and UPCAST takes a LOOP"),
-    ("matmul", "UNROLL axis 0 by 2", AVX512, "is a LOOP and UNROLL takes a REDUCE"),
-    ("matmul", "UPCAST axis 0 by 4", AVX512, "4 does not divide the size 6"),
-    ("matmul", "UPCAST axis 9 by 2", AVX512, "has no axis 9"),
-    ("matmul", "LOCAL axis 0 by 2", AVX512, "has no work-groups"),
-    ("matmul", "GROUP axis 2 by 5", AVX512, "has no work-groups"),
-    ("matmul", "THREAD axis 1 by 2", AVX512, "not the outermost LOOP"),
-    ("matmul", "THREAD axis 2 by 5", AVX512, "is a REDUCE and THREAD takes a LOOP"),
-    ("matmul", "THREAD axis 0 by 2", SCALAR, "one task at a time"),
-    ("matmul", "THREAD axis 0 by 2, THREAD axis 0 by 3", AVX512, "has a THREAD axis already"),
-    ("matmul", "SWAP axis 0 with 2", AVX512, "one is a LOOP, the other a REDUCE"),
-    ("matmul", "SWAP axis 0 with 0", AVX512, "no other axis 0"),
-    ("softmax", "MERGE axis 2 with 3", AVX512, "not loops around the same"),
-    ("matmul", "PADTO axis 0 to 0", AVX512, "at least 1"),
-    ("matmul", "PADTO axis 0 to 4096", AVX512, "mostly waste"),
-    ("matmul", "UPCAST axis 0 by 2, PADTO axis 3 to 3", AVX512, "is a UPCAST"),
-    ("matmul", "LOCAL axis 1 by 8, LOCAL axis 0 by 6, GROUP axis 2 by 5", GROUPS, "exceeds the target's 64"),
-])
+@pytest.mark.parametrize(
+    "kernel, text, target, why",
+    [
+        ("matmul", "UPCAST axis 2 by 5", AVX512, "is a REDUCE and UPCAST takes a LOOP"),
+        ("matmul", "UNROLL axis 0 by 2", AVX512, "is a LOOP and UNROLL takes a REDUCE"),
+        ("matmul", "UPCAST axis 0 by 4", AVX512, "4 does not divide the size 6"),
+        ("matmul", "UPCAST axis 9 by 2", AVX512, "has no axis 9"),
+        ("matmul", "LOCAL axis 0 by 2", AVX512, "has no work-groups"),
+        ("matmul", "GROUP axis 2 by 5", AVX512, "has no work-groups"),
+        ("matmul", "THREAD axis 1 by 2", AVX512, "not the outermost LOOP"),
+        ("matmul", "THREAD axis 2 by 5", AVX512, "is a REDUCE and THREAD takes a LOOP"),
+        ("matmul", "THREAD axis 0 by 2", SCALAR, "one task at a time"),
+        ("matmul", "THREAD axis 0 by 2, THREAD axis 0 by 3", AVX512, "has a THREAD axis already"),
+        ("matmul", "SWAP axis 0 with 2", AVX512, "one is a LOOP, the other a REDUCE"),
+        ("matmul", "SWAP axis 0 with 0", AVX512, "no other axis 0"),
+        ("softmax", "MERGE axis 2 with 3", AVX512, "not loops around the same"),
+        ("matmul", "PADTO axis 0 to 0", AVX512, "at least 1"),
+        ("matmul", "PADTO axis 0 to 4096", AVX512, "mostly waste"),
+        ("matmul", "UPCAST axis 0 by 2, PADTO axis 3 to 3", AVX512, "is a UPCAST"),
+        (
+            "matmul",
+            "LOCAL axis 1 by 8, LOCAL axis 0 by 6, GROUP axis 2 by 5",
+            GROUPS,
+            "exceeds the target's 64",
+        ),
+    ],
+)
 def test_illegal_opts_say_why(kernel, text, target, why):
     with pytest.raises(OptError, match=why) as error:
         optimised(KERNELS[kernel](), text, target)
-    assert isinstance(error.value, WhitError) and error.value.asked and error.value.because and error.value.fix
+    assert (
+        isinstance(error.value, WhitError) and error.value.asked and error.value.because and error.value.fix
+    )
 
 
 def test_tile_limit():
@@ -231,7 +275,7 @@ def test_unrolled_reductions_next_to_each_other_do_not_add_up():
 
 
 def test_symbolic_sizes_cannot_be_split():
-    i, = loops(UOp.variable("n", 1, 64))
+    (i,) = loops(UOp.variable("n", 1, 64))
     p, q = param(0, 64), param(1, 64)
     ast = UOp.sink(store(p, i, read(q, i), i))
     for text in ("UPCAST axis 0 by 4", "THREAD axis 0 by 0", "PADTO axis 0 to 4"):
@@ -241,7 +285,7 @@ def test_symbolic_sizes_cannot_be_split():
 
 
 def test_threads_only_around_all_stores():
-    i, = loops(4)
+    (i,) = loops(4)
     j = UOp.range(4, AxisType.LOOP, 1)
     x = param(2, 4)
     ast = UOp.sink(store(param(0, 4), i, read(x, i), i), store(param(1, 4), j, read(x, j), j))
@@ -264,7 +308,7 @@ def test_an_optimised_kernel_takes_no_more_opts():
         optimised(optimised(matmul(6, 8, 5), "UPCAST axis 0 by 2"), "UPCAST axis 1 by 2")
 
 
-# ---- nothing changes the values ----------------------------------------------------------------------------------------
+# ---- nothing changes the values --------------------------------------------------------------------------
 
 
 def test_two_stores_and_a_shared_sum():
@@ -274,12 +318,21 @@ def test_two_stores_and_a_shared_sum():
     same(ast, r)
 
 
-raw_opts = st.lists(st.tuples(st.sampled_from(list(OptKind)), st.integers(0, 11), st.sampled_from([0, 1, 2, 3, 4, 5, 6, 7, 8, 16])),
-                    max_size=8)
+raw_opts = st.lists(
+    st.tuples(
+        st.sampled_from(list(OptKind)), st.integers(0, 11), st.sampled_from([0, 1, 2, 3, 4, 5, 6, 7, 8, 16])
+    ),
+    max_size=8,
+)
 
 
 @settings(max_examples=250, deadline=None)
-@given(kernel=st.sampled_from(sorted(KERNELS)), raw=raw_opts, target=st.sampled_from([AVX512, SSE, GROUPS]), seed=st.integers(0, 99))
+@given(
+    kernel=st.sampled_from(sorted(KERNELS)),
+    raw=raw_opts,
+    target=st.sampled_from([AVX512, SSE, GROUPS]),
+    seed=st.integers(0, 99),
+)
 def test_random_legal_opts_keep_the_values(kernel, raw, target, seed):
     ast = KERNELS[kernel]()
     table = AxisTable.of(ast, target)

@@ -1,15 +1,16 @@
 """Choosing opts without measuring: from the strides of a kernel's accesses and the facts of the target.
 
-A kernel is seen as *scopes*: the body of each REDUCE and of each END, with the loops around it and the memory accesses in it.
-The heaviest scope decides the register tile. The steps, each a function below:
+A kernel is seen as *scopes*: the body of each REDUCE and of each END, with the loops around it and the memory
+accesses in it. The heaviest scope decides the register tile. The steps, each a function below:
 
 1. merge      axes that are contiguous in every access become one
 2. vector     the axis whose elements are neighbours in memory becomes the hardware vector
 3. tile       more axes join the register tile while that saves loads and the registers last
 4. unroll     short reductions and short inner loops are unrolled
-5. order      the axis whose tiles are dearest to load goes outermost
+5. order      that loop goes innermost which leaves most in the caches
 6. thread     the outermost axis is shared out when the work pays for it
 """
+
 from __future__ import annotations
 
 import itertools
@@ -32,7 +33,8 @@ MOST_CODE = 256  # vector instructions in the body of an innermost loop
 
 @dataclass(eq=False, slots=True)
 class Access:
-    """One read or write: element strides per axis; `odd` axes enter the index in another way than by a factor."""
+    """One read or write: element strides per axis; `odd` axes enter the index in another way than by a
+    factor."""
 
     node: UOp
     strides: dict[int, int]
@@ -56,7 +58,9 @@ class Scope:
     loops: list[int]  # output axes around it
     reduces: list[int]  # axes that it folds
     accesses: list[Access] = field(default_factory=list)
-    ops: dict[frozenset[int], float] = field(default_factory=dict)  # operations by the axes that they depend on
+    ops: dict[frozenset[int], float] = field(
+        default_factory=dict
+    )  # operations by the axes that they depend on
 
     @property
     def alus(self) -> float:
@@ -193,11 +197,19 @@ def _access(node: UOp, fixed: set[int], weight: float) -> Access:
     fixed |= odd
     dtype = node.src[2].dtype if node.op is Ops.STORE else node.dtype
     axes = frozenset(r.arg.uid for r in node.src[1].ranges)
-    return Access(node, strides, frozenset(odd), axes, dtype.itemsize, node.op is Ops.STORE,
-                  node.src[0].arg.size * dtype.itemsize, weight)
+    return Access(
+        node,
+        strides,
+        frozenset(odd),
+        axes,
+        dtype.itemsize,
+        node.op is Ops.STORE,
+        node.src[0].arg.size * dtype.itemsize,
+        weight,
+    )
 
 
-# ---- 1 merge -----------------------------------------------------------------------------------------------
+# ---- 1 merge ---------------------------------------------------------------------------------------------
 
 
 def merge(k: Kernel) -> None:
@@ -206,7 +218,11 @@ def merge(k: Kernel) -> None:
         present = k.table.of_type(kind)
         for inner in reversed(present):
             for outer in present:
-                if outer.number in k.table.axes and inner.number in k.table.axes and _mergeable(k, outer, inner):
+                if (
+                    outer.number in k.table.axes
+                    and inner.number in k.table.axes
+                    and _mergeable(k, outer, inner)
+                ):
                     _merge(k, outer.number, inner.number)
                     break
 
@@ -237,7 +253,7 @@ def _merge(k: Kernel, outer: int, inner: int) -> None:
             access.axes -= {inner}
 
 
-# ---- 2 vector ----------------------------------------------------------------------------------------------
+# ---- 2 vector --------------------------------------------------------------------------------------------
 
 
 def vector_cost(k: Kernel, scope: Scope, axis: int | None) -> float:
@@ -250,8 +266,17 @@ def vector_cost(k: Kernel, scope: Scope, axis: int | None) -> float:
     width = max(1.0, used * full if used == lanes else used)
     cost = scope.alus / width
     for access in scope.accesses:
-        cost += access.weight * (1 / width if access.is_cheap(axis) else GATHER)
+        lane = GATHER if scope.reduces or access.odd or walks_lines(k, scope, access) is None else GATHER / 2
+        cost += access.weight * (1 / width if access.is_cheap(axis) else lane)
     return cost
+
+
+def walks_lines(k: Kernel, scope: Scope, access: Access) -> int | None:
+    """The output loop along which a strided access reads or writes neighbours: with it inside, each cache
+    line that a gather touches serves many iterations."""
+    return next(
+        (a for a in reversed(scope.loops) if access.strides.get(a) == 1 and a not in access.odd), None
+    )
 
 
 def best_reduce(k: Kernel, scope: Scope) -> int | None:
@@ -277,7 +302,7 @@ def choose_vector(k: Kernel) -> tuple[int | None, dict[Scope, int | None]]:
     return best[1], best[2]
 
 
-# ---- 3 tile -------------------------------------------------------------------------------------------------
+# ---- 3 tile ----------------------------------------------------------------------------------------------
 
 
 def divisors(size: int, most: int) -> list[int]:
@@ -303,7 +328,8 @@ def vector_width(k: Kernel, axis: int) -> int:
 
 
 def vector_amounts(k: Kernel, axis: int) -> list[int]:
-    """Tile sizes along the vector axis: one to four vectors, or all of a short axis in vectors of any width."""
+    """Tile sizes along the vector axis: one to four vectors, or all of a short axis in vectors of any
+    width."""
     size, lanes = k.size(axis), k.lanes
     width = vector_width(k, axis)
     found = {width * m for m in (1, 2, 3, 4) if width * m < size + width}
@@ -313,7 +339,7 @@ def vector_amounts(k: Kernel, axis: int) -> list[int]:
 
 
 def piece(k: Kernel, amount: int) -> int:
-    """Lanes of the vectors that a tile of this size is cut into: the greatest power of two that divides it."""
+    """Lanes of the vectors of a tile of this size: the greatest power of two that divides it."""
     return min(k.lanes, amount & -amount)
 
 
@@ -368,18 +394,23 @@ def body(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) -> t
         code += number * (1 if vector is None or access.is_cheap(vector) else 2 * lanes)
     for axes, count in scope.ops.items():
         number = points(axes) * count
-        work += number * (0.5 if lanes == k.lanes else 0.4)  # the clock is a little faster without full vectors
+        work += number * (
+            0.5 if lanes == k.lanes else 0.4
+        )  # the clock is a little faster without full vectors
         code += number
     return loads, work, code
 
 
 def memory_cycles(k: Kernel, scope: Scope, tile: dict[int, int], inner: int | None) -> float:
-    """Cycles to bring what one tile reads from beyond the first cache, when `inner` is the innermost output loop."""
+    """Cycles to bring what one tile reads from beyond the first cache, when `inner` is the innermost output
+    loop."""
     total = 0.0
     for access in scope.accesses:
         if access.is_store or not any(a in access.axes for a in scope.reduces):
             continue
-        part = footprint(access, {a: k.original[a] if a in scope.reduces else tile.get(a, 1) for a in access.axes})
+        part = footprint(
+            access, {a: k.original[a] if a in scope.reduces else tile.get(a, 1) for a in access.axes}
+        )
         fits = part <= min(k.target.l2_bytes, _reach(k, scope, access, tile)) * 0.8
         if inner is not None and inner not in access.axes and fits:
             total += part * 0.01 if part > k.target.l1_bytes // 2 else 0.0
@@ -391,7 +422,8 @@ def memory_cycles(k: Kernel, scope: Scope, tile: dict[int, int], inner: int | No
 
 
 def footprint(access: Access, sizes: dict[int, int]) -> int:
-    """Bytes that an access covers over axes of these sizes; axes of one stride overlap, as the rows of a window do."""
+    """Bytes that an access covers over axes of these sizes; axes of one stride overlap, as the rows of a
+    window do."""
     extents: dict[int, int] = {}
     for axis, size in sizes.items():
         stride = access.strides.get(axis, -axis - 1)  # odd axes count by themselves
@@ -400,14 +432,16 @@ def footprint(access: Access, sizes: dict[int, int]) -> int:
 
 
 def _reach(k: Kernel, scope: Scope, access: Access, tile: dict[int, int]) -> float:
-    """Bytes of an access that the second cache can hold: rows at a stride that is a multiple of many lines share few sets.
-    """
+    """Bytes of an access that the second cache can hold: rows at a stride that is a multiple of many lines
+    share few sets."""
     way = k.target.l2_bytes // 16
     reach = float(k.target.l2_bytes)
     for axis in scope.reduces:
         stride = access.strides.get(axis, 0) * access.itemsize
         if stride >= 1024:
-            row = max(64, access.itemsize * math.prod([n for a, n in tile.items() if access.strides.get(a) == 1]))
+            row = max(
+                64, access.itemsize * math.prod([n for a, n in tile.items() if access.strides.get(a) == 1])
+            )
             reach = min(reach, way / math.gcd(stride, way) * row * 16)
     return reach
 
@@ -418,9 +452,18 @@ def tile_cost(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int])
     loads, work, code = body(k, scope, vector, tile)
     outputs = math.prod([n for a, n in tile.items() if a in scope.loops])
     accumulators = outputs / lanes if vector in scope.loops else outputs
-    live = [math.prod([n for a, n in tile.items() if a in x.axes]) / lanes for x in scope.accesses if vector in x.axes]
+    live = [
+        math.prod([n for a, n in tile.items() if a in x.axes]) / lanes
+        for x in scope.accesses
+        if vector in x.axes
+    ]
     excess = accumulators + min([*live, 6.0]) + 1 - k.target.vector_registers
-    cycles = max(loads, work, 4.0 * min(1.0, work / (0.5 * accumulators))) + 0.15 * loads + 1.0 + 2.0 * max(0.0, excess)
+    cycles = (
+        max(loads, work, 4.0 * min(1.0, work / (0.5 * accumulators)))
+        + 0.15 * loads
+        + 1.0
+        + 2.0 * max(0.0, excess)
+    )
     cycles += 0.05 * max(0.0, code - 2 * MOST_CODE)
     waste = 1.0
     for axis, amount in tile.items():
@@ -431,9 +474,11 @@ def tile_cost(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int])
 
 
 def memory_cost(k: Kernel, scope: Scope, tile: dict[int, int]) -> float:
-    """Estimated cycles per point for what does not come from the first cache, with the best innermost loop."""
+    """Estimated cycles per point to reach beyond the first cache, with the best innermost loop."""
     around: list[int | None] = [*[a for a in scope.loops if k.size(a) > tile.get(a, 1)]] or [None]
-    points = math.prod([n for a, n in tile.items() if a in scope.loops]) * math.prod([k.original[a] for a in scope.reduces])
+    points = math.prod([n for a, n in tile.items() if a in scope.loops]) * math.prod(
+        [k.original[a] for a in scope.reduces]
+    )
     return 0.25 * min([memory_cycles(k, scope, tile, inner) for inner in around]) / points
 
 
@@ -450,18 +495,23 @@ def tile_reduction(k: Kernel, scope: Scope, vector: int | None) -> dict[int, int
 
 
 def _reduce_steps(k: Kernel, scope: Scope, vector: int, tile: dict[int, int]) -> int:
-    """Tile size along a vectorised reduction: with few outputs several vectors hide the latency of the adds."""
+    """Tile size along a vectorised reduction: with few outputs several vectors hide the latency of the
+    adds."""
     outputs = math.prod([n for a, n in tile.items() if a in scope.loops])
     size = k.size(vector)
     for amount in (tile[vector] * steps for steps in (8, 4, 2)):
         code = body(k, scope, vector, {**tile, vector: amount})[2]
-        if outputs * amount <= 8 * k.lanes and size >= 2 * amount and code <= MOST_CODE \
-                and round_up(size, amount) <= size * 1.1:
+        if (
+            outputs * amount <= 8 * k.lanes
+            and size >= 2 * amount
+            and code <= MOST_CODE
+            and round_up(size, amount) <= size * 1.1
+        ):
             return amount
     return tile[vector]
 
 
-# ---- 4 unroll -----------------------------------------------------------------------------------------------
+# ---- 4 unroll --------------------------------------------------------------------------------------------
 
 
 def unroll(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) -> None:
@@ -481,13 +531,21 @@ def unroll(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) ->
             break
 
 
-# ---- 5 order and 6 thread ----------------------------------------------------------------------------------
+# ---- 5 order and 6 thread --------------------------------------------------------------------------------
 
 
 def order(k: Kernel, scope: Scope, tile: dict[int, int]) -> None:
     """Put that loop innermost which leaves most in the caches."""
     loops = [a.number for a in k.table.of_type(AxisType.LOOP) if a.number in scope.loops]
-    if len(loops) < 2 or not scope.reduces:
+    if len(loops) < 2:
+        return
+    if not scope.reduces:
+        walks = [
+            walks_lines(k, scope, x) for x in scope.accesses if tile and not x.is_cheap(next(iter(tile)))
+        ]
+        inner = next((a for a in walks if a in loops), None)
+        if inner is not None and inner != loops[-1]:
+            swap(k, inner, loops[-1])
         return
     best = min(reversed(loops), key=lambda a: memory_cycles(k, scope, tile, a))
     if memory_cycles(k, scope, tile, best) < 0.9 * memory_cycles(k, scope, tile, loops[-1]):
@@ -495,8 +553,8 @@ def order(k: Kernel, scope: Scope, tile: dict[int, int]) -> None:
 
 
 def nested_work(k: Kernel, order: list[int]) -> float:
-    """Work of all scopes when the LOOPs nest in this order: a reduction runs once per iteration of the loops around the
-    innermost loop that it depends on, so loops that it does not depend on had better be inside."""
+    """Work of all scopes when the LOOPs nest in this order: a reduction runs once per iteration of the loops
+    around the innermost loop that it depends on, so loops that it does not depend on had better be inside."""
     total = 0.0
     for scope in k.scopes:
         depth = max([at + 1 for at, number in enumerate(order) if number in scope.loops], default=0)
@@ -514,7 +572,9 @@ def swap(k: Kernel, first: int, second: int) -> bool:
     for scope in k.scopes:  # numbers are places: what was `first` is now `second`
         scope.loops = [second if n == first else first if n == second else n for n in scope.loops]
         for access in scope.accesses:
-            access.axes = frozenset(second if n == first else first if n == second else n for n in access.axes)
+            access.axes = frozenset(
+                second if n == first else first if n == second else n for n in access.axes
+            )
     return True
 
 
@@ -546,7 +606,7 @@ def _tasks(k: Kernel, axis: Axis, most: int) -> int:
     return max(divisors(axis.size, most), key=lambda n: (_balance(n, k.target.threads), -n))
 
 
-# ---- all together ------------------------------------------------------------------------------------------
+# ---- all together ----------------------------------------------------------------------------------------
 
 
 def choose(ast: UOp, target: Target) -> tuple[Opt, ...]:
@@ -562,7 +622,11 @@ def choose(ast: UOp, target: Target) -> tuple[Opt, ...]:
     if hot.reduces:
         tile = tile_reduction(k, hot, vectors[hot])
         unroll(k, hot, vectors[hot], tile)
-    if vector is not None and k.table.axes[vector].type is AxisType.LOOP and not (hot.reduces and vector in hot.loops):
+    if (
+        vector is not None
+        and k.table.axes[vector].type is AxisType.LOOP
+        and not (hot.reduces and vector in hot.loops)
+    ):
         tile[vector] = tile_elementwise(k, hot, vector)
     for scope in k.scopes:
         if scope.reduces and scope is not hot:
@@ -583,16 +647,23 @@ def small_reduction(k: Kernel, scope: Scope, vector: int | None, tile: dict[int,
 
 
 def tile_elementwise(k: Kernel, scope: Scope, vector: int) -> int:
-    """Vectors along the contiguous axis, several per iteration when the body is small. The size of the tile."""
+    """Vectors along the contiguous axis, several per iteration when the body is small. The size of the
+    tile."""
     width, size = vector_width(k, vector), k.size(vector)
     if vector_cost(k, scope, vector) >= vector_cost(k, scope, None) or k.lanes == 1:
         return 1
     most = 4 if scope.alus <= 12 else 2 if scope.alus <= 30 else 1
-    if size > 64 * width * most:  # long enough for the padding not to matter: leave whole tiles and whole tasks
+    if any(not x.is_cheap(vector) for x in scope.accesses):
+        most = 1
+    if (
+        size > 64 * width * most
+    ):  # long enough for the padding not to matter: leave whole tiles and whole tasks
         if size % (width * most * k.target.threads):
             k.apply(OptKind.PADTO, vector, width * most * 4 * k.target.threads)
         steps = most
     else:
-        steps = max((m for m in (1, 2, 3, 4) if m <= most and m * width <= round_up(size, width)),
-                    key=lambda m: (-round_up(size, width * m), m))
+        steps = max(
+            (m for m in (1, 2, 3, 4) if m <= most and m * width <= round_up(size, width)),
+            key=lambda m: (-round_up(size, width * m), m),
+        )
     return width * steps if k.split(OptKind.UPCAST, vector, width * steps) else 1

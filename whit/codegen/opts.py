@@ -1,15 +1,16 @@
-"""Opts: the small closed set of loop transformations that turns a kernel into the kernel that is worth compiling.
+"""Opts: the small closed set of loop transformations that turns a kernel into the one worth compiling.
 
-An axis is a RANGE of the kernel and its *number* is the RANGE's uid. Numbers are stable: when an opt splits an axis, the
-part that keeps the type (of a SPLIT: the outer one) keeps the number and place, the other part gets the next free number; SWAP
-exchanges two numbers.
-Axes of one type nest in the order of their numbers, types in the order of `AxisType`. `axes(ast)` lists them.
+An axis is a RANGE of the kernel and its *number* is the RANGE's uid. Numbers are stable: when an opt splits
+an axis, the part that keeps the type (of a SPLIT: the outer one) keeps the number and place, the other part
+gets the next free number; SWAP exchanges two numbers. Axes of one type nest in the order of their numbers,
+types in the order of `AxisType`. `axes(ast)` lists them.
 
     kernel:   i = RANGE(512; LOOP 0)  j = RANGE(512; LOOP 1)  k = RANGE(512; REDUCE 2)
               SINK(END(STORE(p0, i*512+j, REDUCE(INDEX(p1, i*512+k) * INDEX(p2, k*512+j), k; ADD)), i, j))
     opts:     UPCAST axis 0 by 4 · UPCAST axis 1 by 64 · THREAD axis 0 by 16
     result:   axes THREAD 5 (16), LOOP 0 (8), LOOP 1 (8), REDUCE 2 (512), UPCAST 3 (4), UPCAST 4 (64)
 """
+
 from __future__ import annotations
 
 import enum
@@ -73,8 +74,11 @@ class Opt:
             kind = OptKind[words[0]]
             if words[2].isdigit() and words[4].isdigit() and words[3] == _WORDS.get(kind, "by"):
                 return Opt(kind, int(words[2]), int(words[4]))
-        raise OptError(f"opt {text!r}", because="it does not read as KIND axis NUMBER by NUMBER (SWAP and MERGE say with, PADTO to)",
-                       fix="kinds are " + ", ".join(OptKind.__members__))
+        raise OptError(
+            f"opt {text!r}",
+            because="it does not read as KIND axis NUMBER by NUMBER (SWAP and MERGE say with, PADTO to)",
+            fix="kinds are " + ", ".join(OptKind.__members__),
+        )
 
 
 def parse_opts(text: str) -> tuple[Opt, ...]:
@@ -117,7 +121,10 @@ def axes(ast: UOp) -> list[AxisInfo]:
     """
     found = [u for u in ast.toposort() if u.op is Ops.RANGE]
     found.sort(key=lambda u: (u.arg.axis, u.arg.uid))
-    return [AxisInfo(u.arg.uid, u.arg.axis, u.src[0].arg if u.src[0].op is Ops.CONST else u.src[0], u) for u in found]
+    return [
+        AxisInfo(u.arg.uid, u.arg.axis, u.src[0].arg if u.src[0].op is Ops.CONST else u.src[0], u)
+        for u in found
+    ]
 
 
 def number_axes(ast: UOp) -> UOp:
@@ -133,10 +140,12 @@ def number_axes(ast: UOp) -> UOp:
     uids = [r.arg.uid for r in nested]
     if uids == sorted(uids):
         return ast
-    return ast.substitute({r: r.replace(arg=RangeArg(uid, r.arg.axis)) for r, uid in zip(nested, sorted(uids))})
+    return ast.substitute(
+        {r: r.replace(arg=RangeArg(uid, r.arg.axis)) for r, uid in zip(nested, sorted(uids))}
+    )
 
 
-# ---- the state between opts --------------------------------------------------------------------------------
+# ---- the state between opts ------------------------------------------------------------------------------
 
 
 @dataclass(eq=False, slots=True)
@@ -153,7 +162,8 @@ class Axis:
 
 @dataclass(slots=True)
 class AxisTable:
-    """The axes of a kernel under a growing list of opts. Opts act on this table only; `build` rewrites the graph once."""
+    """The axes of a kernel under a growing list of opts. Opts act on this table only; `build` rewrites the
+    graph once."""
 
     ast: UOp
     target: Target
@@ -174,10 +184,15 @@ class AxisTable:
                 for r in node.src[1:]:
                     owners.setdefault(r, set()).add(node)
         for info in axes(ast):
-            axis = Axis(info.number, info.type, info.size, frozenset(owners.get(info.range, ())), (info.range,))
+            axis = Axis(
+                info.number, info.type, info.size, frozenset(owners.get(info.range, ())), (info.range,)
+            )
             if info.number in table.axes:
-                raise OptError(f"axes of a kernel: two RANGEs have the uid {info.number}", because="a uid numbers one axis",
-                               fix="number the RANGEs of a kernel 0, 1, 2 …")
+                raise OptError(
+                    f"axes of a kernel: two RANGEs have the uid {info.number}",
+                    because="a uid numbers one axis",
+                    fix="number the RANGEs of a kernel 0, 1, 2 …",
+                )
             table.axes[info.number] = table.roots[info.range] = axis
         return table
 
@@ -199,8 +214,10 @@ class AxisTable:
         self.opts.append(opt)
 
     def __str__(self) -> str:
-        return ", ".join(f"{a.type.name} {a.number} ({a.size if isinstance(a.size, int) else 'symbolic'})"
-                         for a in self.of_type(*AxisType))
+        return ", ".join(
+            f"{a.type.name} {a.number} ({a.size if isinstance(a.size, int) else 'symbolic'})"
+            for a in self.of_type(*AxisType)
+        )
 
     # ---- the primitives
 
@@ -209,18 +226,31 @@ class AxisTable:
         amount = opt.amount or size
         needs, inner_type, outer_type = _SPLITS[opt.kind]
         if axis.type not in needs:
-            raise OptError(f"{opt}", because=f"axis {axis.number} is a {axis.type.name} and {opt.kind.name} takes a "
-                           + " or ".join(t.name for t in needs), fix=f"choose another axis of {self}")
+            raise OptError(
+                f"{opt}",
+                because=f"axis {axis.number} is a {axis.type.name} and {opt.kind.name} takes a "
+                + " or ".join(t.name for t in needs),
+                fix=f"choose another axis of {self}",
+            )
         if amount < 1 or size % amount:
-            raise OptError(f"{opt}", because=f"{amount} does not divide the size {size}",
-                           fix=f"first apply {Opt(OptKind.PADTO, axis.number, max(amount, 1))}")
+            raise OptError(
+                f"{opt}",
+                because=f"{amount} does not divide the size {size}",
+                fix=f"first apply {Opt(OptKind.PADTO, axis.number, max(amount, 1))}",
+            )
         self._check_target(opt, axis, amount)
         top = opt.kind in _TOP
         inner_size = size // amount if top else amount
         outer_size = size // inner_size
         number = max(self.axes) + 1
         if outer_size == 1 or inner_size == 1:  # nothing remains of the other part: the axis changes its type
-            whole = inner_type if outer_size == 1 and not top else outer_type if inner_size == 1 and top else axis.type
+            whole = (
+                inner_type
+                if outer_size == 1 and not top
+                else outer_type
+                if inner_size == 1 and top
+                else axis.type
+            )
             axis.type = whole or axis.type
             return
         # the part that changes its type takes the new number; the other keeps the axis's place
@@ -234,22 +264,38 @@ class AxisTable:
         kind, target = opt.kind, self.target
         if kind in (OptKind.LOCAL, OptKind.GROUP, OptKind.GROUPTOP):
             if not target.has_local:
-                raise OptError(f"{opt}", because=f"{target.key} has no work-groups", fix="use UPCAST, UNROLL or THREAD")
+                raise OptError(
+                    f"{opt}", because=f"{target.key} has no work-groups", fix="use UPCAST, UNROLL or THREAD"
+                )
             items = amount * prod(_sizes(self.of_type(AxisType.LOCAL, AxisType.GROUP_REDUCE)))
             if items > target.max_local:
-                raise OptError(f"{opt}", because=f"a group of {items} work-items exceeds the target's {target.max_local}",
-                               fix="use a smaller amount")
+                raise OptError(
+                    f"{opt}",
+                    because=f"a group of {items} work-items exceeds the target's {target.max_local}",
+                    fix="use a smaller amount",
+                )
         if kind is OptKind.THREAD:
             if target.threads <= 1:
-                raise OptError(f"{opt}", because=f"{target.key} runs one task at a time", fix="leave THREAD out")
+                raise OptError(
+                    f"{opt}", because=f"{target.key} runs one task at a time", fix="leave THREAD out"
+                )
             if self.of_type(AxisType.THREAD):
-                raise OptError(f"{opt}", because="the kernel has a THREAD axis already", fix="MERGE axes before THREAD")
+                raise OptError(
+                    f"{opt}", because="the kernel has a THREAD axis already", fix="MERGE axes before THREAD"
+                )
             first = self.of_type(AxisType.LOOP)[0]
             if first is not axis:
-                raise OptError(f"{opt}", because=f"axis {axis.number} is not the outermost LOOP",
-                               fix=f"first apply {Opt(OptKind.SWAP, first.number, axis.number)}")
+                raise OptError(
+                    f"{opt}",
+                    because=f"axis {axis.number} is not the outermost LOOP",
+                    fix=f"first apply {Opt(OptKind.SWAP, first.number, axis.number)}",
+                )
             if any(end not in axis.owners for end in self.ast.src):
-                raise OptError(f"{opt}", because="not every store of the kernel is inside this axis", fix="thread an axis that all share")
+                raise OptError(
+                    f"{opt}",
+                    because="not every store of the kernel is inside this axis",
+                    fix="thread an axis that all share",
+                )
         if kind in (OptKind.UPCAST, OptKind.UNROLL):
             self._check_tile(opt, axis, amount)
 
@@ -264,24 +310,36 @@ class AxisTable:
             outputs = prod(_sizes(a for a in here if a.type is AxisType.UPCAST))
             values = amount * prod(_sizes(here))
             if (opt.kind is OptKind.UPCAST and outputs * amount > limit) or values > limit * 8:
-                raise OptError(f"{opt}", because=f"the register tile would hold {values} values, the limit is {limit} "
-                               f"outputs and {limit * 8} in all", fix="use a smaller amount")
+                raise OptError(
+                    f"{opt}",
+                    because=f"the register tile would hold {values} values, the limit is {limit} "
+                    f"outputs and {limit * 8} in all",
+                    fix="use a smaller amount",
+                )
 
     def _two_axes(self, opt: Opt, axis: Axis) -> None:
         other = self.axes.get(opt.amount)
         if other is None or other is axis:
-            raise OptError(f"{opt}", because=f"there is no other axis {opt.amount}", fix=f"the axes are {self}")
+            raise OptError(
+                f"{opt}", because=f"there is no other axis {opt.amount}", fix=f"the axes are {self}"
+            )
         if axis.type is not other.type:
-            raise OptError(f"{opt}", because=f"one is a {axis.type.name}, the other a {other.type.name}",
-                           fix="choose axes of one type")
+            raise OptError(
+                f"{opt}",
+                because=f"one is a {axis.type.name}, the other a {other.type.name}",
+                fix="choose axes of one type",
+            )
         if opt.kind is OptKind.SWAP:
             axis.number, other.number = other.number, axis.number
             self.axes[axis.number], self.axes[other.number] = axis, other
             return
         outer_size, inner_size = _static(opt, axis), _static(opt, other)
         if axis.owners != other.owners:
-            raise OptError(f"{opt}", because="they are not loops around the same stores and reductions",
-                           fix="merge axes that are used together")
+            raise OptError(
+                f"{opt}",
+                because="they are not loops around the same stores and reductions",
+                fix="merge axes that are used together",
+            )
         merged = Axis(axis.number, axis.type, outer_size * inner_size, axis.owners, axis.roots + other.roots)
         axis.made_of = ("div", merged, None, inner_size)
         other.made_of = ("mod", merged, None, inner_size)
@@ -291,14 +349,24 @@ class AxisTable:
     def _pad(self, opt: Opt, axis: Axis) -> None:
         size = _static(opt, axis)
         if opt.amount < 1:
-            raise OptError(f"{opt}", because="a multiple must be at least 1", fix="give the amount of the split that follows")
+            raise OptError(
+                f"{opt}",
+                because="a multiple must be at least 1",
+                fix="give the amount of the split that follows",
+            )
         if axis.type not in (AxisType.LOOP, AxisType.REDUCE):
-            raise OptError(f"{opt}", because=f"axis {axis.number} is a {axis.type.name}", fix="pad before splitting")
+            raise OptError(
+                f"{opt}", because=f"axis {axis.number} is a {axis.type.name}", fix="pad before splitting"
+            )
         wanted = round_up(size, opt.amount)
         if wanted == size:
             return
         if wanted >= 4 * size and wanted > 64:
-            raise OptError(f"{opt}", because=f"size {size} would become {wanted}, mostly waste", fix="use a smaller multiple")
+            raise OptError(
+                f"{opt}",
+                because=f"size {size} would become {wanted}, mostly waste",
+                fix="use a smaller multiple",
+            )
         padded = Axis(axis.number, axis.type, wanted, axis.owners, axis.roots)
         axis.made_of = ("pad", padded, None, 1)
         self.pads.append((axis, size))
@@ -312,13 +380,18 @@ class AxisTable:
 
 
 _TWO_AXES = frozenset({OptKind.SWAP, OptKind.MERGE})
-_TOP = frozenset({OptKind.THREAD, OptKind.GROUPTOP})  # the amount counts the outer part, which changes its type
+_TOP = frozenset(
+    {OptKind.THREAD, OptKind.GROUPTOP}
+)  # the amount counts the outer part, which changes its type
 _LOOP, _REDUCE = (AxisType.LOOP,), (AxisType.REDUCE,)
 # kind -> (types it takes, new type of the inner part, new type of the outer part); None keeps the type
 _SPLITS: dict[OptKind, tuple[tuple[AxisType, ...], AxisType | None, AxisType | None]] = {
-    OptKind.UPCAST: (_LOOP, AxisType.UPCAST, None), OptKind.UNROLL: (_REDUCE, AxisType.UNROLL, None),
-    OptKind.LOCAL: (_LOOP, AxisType.LOCAL, None), OptKind.GROUP: (_REDUCE, AxisType.GROUP_REDUCE, None),
-    OptKind.GROUPTOP: (_REDUCE, None, AxisType.GROUP_REDUCE), OptKind.THREAD: (_LOOP, None, AxisType.THREAD),
+    OptKind.UPCAST: (_LOOP, AxisType.UPCAST, None),
+    OptKind.UNROLL: (_REDUCE, AxisType.UNROLL, None),
+    OptKind.LOCAL: (_LOOP, AxisType.LOCAL, None),
+    OptKind.GROUP: (_REDUCE, AxisType.GROUP_REDUCE, None),
+    OptKind.GROUPTOP: (_REDUCE, None, AxisType.GROUP_REDUCE),
+    OptKind.THREAD: (_LOOP, None, AxisType.THREAD),
     OptKind.SPLIT: (_LOOP + _REDUCE, None, None),
 }
 
@@ -339,11 +412,15 @@ def _sizes(found: Iterable[Axis]) -> list[int]:
 
 def _static(opt: Opt, axis: Axis) -> int:
     if not isinstance(axis.size, int):
-        raise OptError(f"{opt}", because=f"the size of axis {axis.number} is symbolic", fix="only axes of a fixed size can be changed")
+        raise OptError(
+            f"{opt}",
+            because=f"the size of axis {axis.number} is symbolic",
+            fix="only axes of a fixed size can be changed",
+        )
     return axis.size
 
 
-# ---- rewriting the graph -----------------------------------------------------------------------------------
+# ---- rewriting the graph ---------------------------------------------------------------------------------
 
 
 class _Builder:
@@ -377,8 +454,10 @@ class _Builder:
             assert second is not None
             return self.expression(first) * amount + self.expression(second)
         value = self.expression(first)
-        if how == "div" and value.op is Ops.FLOORMOD and value.src[1].op is Ops.CONST:  # an axis merged twice
-            return (value.src[0] // amount) % (value.src[1].arg // amount)  # amount divides it: sizes multiply
+        if how == "div" and value.op is Ops.FLOORMOD and value.src[1].op is Ops.CONST:
+            # an axis merged twice: x % (n * amount) // amount
+            quotient: UOp = (value.src[0] // amount) % (value.src[1].arg // amount)
+            return quotient
         return value // amount if how == "div" else value % amount if how == "mod" else value
 
     def build(self) -> UOp:
@@ -401,7 +480,9 @@ class _Builder:
                 new[node] = self.access(node, (new[src[0]], new[src[1]]), mask, src[1].ranges)
             elif op is Ops.STORE:
                 mask = new[src[3]] if len(src) > 3 else None
-                new[node] = self.access(node, (new[src[0]], new[src[1]], new[src[2]]), mask, stores.get(node, ()))
+                new[node] = self.access(
+                    node, (new[src[0]], new[src[1]], new[src[2]]), mask, stores.get(node, ())
+                )
             else:
                 new[node] = _simplify_node(node, tuple([new[s] for s in src]))
         sink = new[table.ast]
@@ -414,7 +495,11 @@ class _Builder:
         return sorted(found, key=lambda r: (r.arg.axis, r.arg.uid))
 
     def access(self, node: UOp, src: tuple[UOp, ...], mask: UOp | None, roots: Iterable[UOp]) -> UOp:
-        extra = [m for root in sorted(roots, key=lambda r: r.arg.uid) for m in self.masks.get(root, ())] if self.masks else []
+        extra = (
+            [m for root in sorted(roots, key=lambda r: r.arg.uid) for m in self.masks.get(root, ())]
+            if self.masks
+            else []
+        )
         mask = conjunction(mask, *extra)
         return UOp(node.op, node.dtype, src if mask is None else (*src, mask))
 
@@ -441,7 +526,8 @@ _ZERO_PRESERVING = (Ops.CAST, Ops.NEG, Ops.ADD, Ops.SUB, Ops.MUL, Ops.MAX, Ops.M
 
 
 def _vanishes(value: UOp, root: UOp) -> bool:
-    """Whether `value` is surely 0 where `root` is out of range: made of reads that depend on it, by ops that keep 0."""
+    """Whether `value` is surely 0 where `root` is out of range: made of reads that depend on it, by ops
+    that keep 0."""
     stack = [value]
     while stack:
         node = stack.pop()
@@ -457,24 +543,39 @@ def _vanishes(value: UOp, root: UOp) -> bool:
     return True
 
 
-_LETTER = {AxisType.GLOBAL: "g", AxisType.THREAD: "t", AxisType.LOCAL: "l", AxisType.LOOP: "", AxisType.GROUP_REDUCE: "G",
-           AxisType.REDUCE: "r", AxisType.UPCAST: "u", AxisType.UNROLL: "R"}
+_LETTER = {
+    AxisType.GLOBAL: "g",
+    AxisType.THREAD: "t",
+    AxisType.LOCAL: "l",
+    AxisType.LOOP: "",
+    AxisType.GROUP_REDUCE: "G",
+    AxisType.REDUCE: "r",
+    AxisType.UPCAST: "u",
+    AxisType.UNROLL: "R",
+}
 
 
 def kernel_name(table: AxisTable) -> str:
-    """`e` or `r` (elementwise or reducing), then the sizes in nesting order, each with a letter for its type."""
+    """`e` or `r` (elementwise or reducing), then the sizes in nesting order, each with a letter for its
+    type."""
     kind = "r" if any(a.type.is_reduce for a in table.axes.values()) else "e"
-    parts = [_LETTER[a.type] + str(a.size if isinstance(a.size, int) else "n") for a in table.of_type(*AxisType)]
+    parts = [
+        _LETTER[a.type] + str(a.size if isinstance(a.size, int) else "n") for a in table.of_type(*AxisType)
+    ]
     return "_".join([kind, *parts])
 
 
 def apply(ast: UOp, opts: Sequence[Opt], target: Target) -> UOp:
-    """The kernel (a SINK at kernel level) with the opts applied in order; its arg becomes `KernelArg(name, opts)`.
+    """The kernel (a SINK at kernel level) with the opts applied in order; its arg is KernelArg(name, opts).
 
     OptError if an opt is not legal for the kernel or the target.
     """
     if isinstance(ast.arg, KernelArg) and ast.arg.opts:
-        raise OptError(f"opts on kernel {ast.arg.name}", because="it is optimised already", fix="start from the kernel without opts")
+        raise OptError(
+            f"opts on kernel {ast.arg.name}",
+            because="it is optimised already",
+            fix="start from the kernel without opts",
+        )
     table = AxisTable.of(ast, target)
     for opt in opts:
         table.apply(opt)

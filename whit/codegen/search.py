@@ -1,9 +1,11 @@
-"""Beam search over opts. Codegen cannot run kernels: whoever can (`whit/engine/beam.py`) passes in how to measure.
+"""Beam search over opts. Codegen cannot run kernels: whit/engine/beam.py can, and passes in how to measure.
 
-A candidate is a list of opts. From each of the best `width` candidates come others: one opt more, one fewer, or
-one amount changed. Candidates that make the same kernel are measured once. The heuristics' choice starts the beam
-and is measured again against the winner at the end, so that a search never returns anything slower.
+A candidate is a list of opts. From each of the best `width` candidates come others: one opt more, one fewer,
+or one amount changed. Candidates that make the same kernel are measured once. The
+heuristics' choice starts the beam and is measured again against the winner at the end, so that a search never
+returns anything slower.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -18,7 +20,8 @@ from whit.helpers import ceildiv, log, round_up
 from whit.uop import AxisType, UOp, dtypes
 
 Opts = tuple[Opt, ...]
-# seconds that a kernel takes under each list of opts; infinite for one that failed, hung, crashed or computed wrong
+# seconds that a kernel takes under each list of opts; infinite for one that failed, hung, crashed or
+# computed wrong
 # values. The number asks for more careful timing.
 Measure = Callable[[Sequence[Opts], int], Sequence[float]]
 
@@ -41,7 +44,10 @@ def search(ast: UOp, target: Target, width: int, measure: Measure) -> Opts:
         times = measure(found, 1)
         best = beam[0][0]
         beam = sorted([*beam, *zip(times, found)], key=lambda item: item[0])[:width]
-        log(3, f"search: round {number}: {len(found)} candidates, {beam[0][0] * 1e6:.1f} us: {list(beam[0][1])}")
+        log(
+            3,
+            f"search: round {number}: {len(found)} candidates, {beam[0][0] * 1e6:.1f} us: {list(beam[0][1])}",
+        )
         if not beam[0][0] < best * GAIN:
             break
     finalists = [opts for _, opts in beam[:3] if opts != start]
@@ -81,7 +87,7 @@ def _new(ready: UOp, opts: Opts, target: Target, seen: set[UOp]) -> bool:
 def _edits(parent: Opts) -> Iterator[Opts]:
     """Leave one opt out, or change its amount."""
     for at, opt in enumerate(parent):
-        before, after = parent[:at], parent[at + 1:]
+        before, after = parent[:at], parent[at + 1 :]
         if opt.kind is OptKind.PADTO:
             continue
         yield before + after
@@ -146,5 +152,5 @@ def _splits(kind: OptKind, axis: Axis, amounts: set[int]) -> Iterator[Opts]:
     for amount in sorted(amounts):
         if 1 < amount < size and size % amount == 0:
             yield (Opt(kind, axis.number, amount),)
-        elif 1 < amount and size % amount and round_up(size, amount) < size * 2:
+        elif amount > 1 and size % amount and round_up(size, amount) < size * 2:
             yield (Opt(OptKind.PADTO, axis.number, amount), Opt(kind, axis.number, amount))

@@ -1,10 +1,11 @@
-"""BEAM=n: search for the opts of a kernel by measuring. Candidates are compiled and run in worker processes only, so
-that one that crashes or hangs costs a worker and nothing else.
+"""BEAM=n: search for the opts of a kernel by measuring. Candidates are compiled and run in worker processes,
+so that one that crashes or hangs costs a worker and nothing else.
 
-A worker is a fresh interpreter (never a fork of this process, which may have threads), spoken to over a socket. All
-workers compile; then one of them, alone on the machine, runs each candidate on real memory, compares its outputs
-with those of the kernel without opts, and times it.
+A worker is a fresh interpreter (never a fork: this process may have threads), spoken to over a socket.
+All workers compile; then one of them, alone on the machine, runs each candidate on real memory, compares its
+outputs with those of the kernel without opts, and times it.
 """
+
 from __future__ import annotations
 
 import atexit
@@ -46,11 +47,14 @@ def search(ast: UOp, device: str, width: int) -> tuple[Opt, ...]:
     from whit.codegen.lower import prepare
     from whit.codegen.search import search as beam_search
     from whit.runtime.device import Device
+
     target = Device.get(device).target
     key = f"{ast.key.hex()}-{target_digest(target.key, device)}-{width}-v{VERSION}"
     stored = cache_get("beam", key)
     if stored is not None:
-        with contextlib.suppress(OptError, UnicodeDecodeError):  # opts of an older whit may not be legal any more
+        with contextlib.suppress(
+            OptError, UnicodeDecodeError
+        ):  # opts of an older whit may not be legal any more
             opts = parse_opts(stored.decode())
             table = AxisTable.of(prepare(ast), target)
             for opt in opts:
@@ -60,7 +64,10 @@ def search(ast: UOp, device: str, width: int) -> tuple[Opt, ...]:
     measure = Measure(ast, device)
     opts = beam_search(ast, target, width, measure)
     seconds = time.perf_counter() - start
-    log(2, f"search: {measure.count} candidates in {seconds:.1f} s, {measure.failed} failed: {repr_opts(opts)}")
+    log(
+        2,
+        f"search: {measure.count} candidates in {seconds:.1f} s, {measure.failed} failed: {repr_opts(opts)}",
+    )
     cache_put("beam", key, repr_opts(opts).encode())
     return opts
 
@@ -68,11 +75,13 @@ def search(ast: UOp, device: str, width: int) -> tuple[Opt, ...]:
 def target_digest(key: str, device: str) -> str:
     """A file name for a target and device."""
     import hashlib
+
     return hashlib.blake2b(f"{key}|{device}".encode(), digest_size=8).hexdigest()
 
 
 class Measure:
-    """Seconds of a kernel under lists of opts, for `whit.codegen.search`. Infinite for what fails in any way."""
+    """Seconds of a kernel under lists of opts, for `whit.codegen.search`. Infinite for what fails in any
+    way."""
 
     def __init__(self, ast: UOp, device: str, pool: Pool | None = None) -> None:
         self.ast, self.device = ast, device
@@ -83,7 +92,9 @@ class Measure:
 
     def __call__(self, candidates: Sequence[tuple[Opt, ...]], repeats: int) -> list[float]:
         new = [opts for opts in candidates if opts not in self.known]
-        made = self.pool.map([("compile", self.ast, self.device, repr_opts(opts)) for opts in new], COMPILE_LIMIT)
+        made = self.pool.map(
+            [("compile", self.ast, self.device, repr_opts(opts)) for opts in new], COMPILE_LIMIT
+        )
         self.known.update(zip(new, made))
         self.count += len(new)
         times = [self.time(self.known[opts], repeats) for opts in candidates]
@@ -109,7 +120,7 @@ def repr_opts(opts: Sequence[Opt]) -> str:
     return ", ".join(map(repr, opts))
 
 
-# ---- workers -------------------------------------------------------------------------------------------------
+# ---- workers ---------------------------------------------------------------------------------------------
 
 
 class Worker:
@@ -120,8 +131,9 @@ class Worker:
         number = theirs.fileno()
         code = f"import sys; sys.path[:] = {sys.path!r}; from whit.engine.beam import serve; serve({number})"
         null = subprocess.DEVNULL
-        self.process = subprocess.Popen([sys.executable, "-c", code], pass_fds=(number,), stdin=null, stdout=null,
-                                        stderr=null)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code], pass_fds=(number,), stdin=null, stdout=null, stderr=null
+        )
         theirs.close()
         self.connection = Connection(ours.detach())
         self.prepared: tuple[UOp, str] | None = None  # kernel whose reference this worker holds
@@ -244,12 +256,13 @@ class Pool:
         return True
 
 
-# ---- inside of a worker ----------------------------------------------------------------------------------------
+# ---- inside of a worker ----------------------------------------------------------------------------------
 
 
 def serve(descriptor: int) -> None:
     """The loop of a worker process: requests from the socket until it closes."""
     import resource
+
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     connection = Connection(descriptor)
     state: list[Runner] = []
@@ -283,6 +296,7 @@ def compile_candidate(ast: UOp, device: str, opts: Sequence[Opt]) -> Compiled:
     """Codegen and compiler for one candidate."""
     from whit.codegen.generate import generate
     from whit.runtime.device import Device
+
     runtime = Device.get(device)
     made = generate(ast, runtime.target, opts)
     binary = runtime.compile(runtime.render(made.linear, made.name), made.name)
@@ -294,6 +308,7 @@ class Runner:
 
     def __init__(self, ast: UOp, device: str) -> None:
         from whit.runtime.device import Buffer, Device
+
         self.runtime = Device.get(device)
         nodes = ast.toposort()
         params = {u.arg.slot: u for u in nodes if u.op is Ops.PARAM}
@@ -309,6 +324,7 @@ class Runner:
 
     def load(self, candidate: Compiled) -> Any:
         from whit.runtime.device import Launch
+
         launch = Launch(candidate.tasks, candidate.global_size, candidate.local_size)
         return self.runtime.load(candidate.binary, candidate.name, launch)
 
@@ -325,8 +341,11 @@ class Runner:
         found = self.run(candidate)
         for slot, param in self.outputs.items():
             if not _close(found[slot], self.reference[slot], param):
-                raise DeviceError(f"candidate {candidate.name}", fix="report it: an opt or a lowering is wrong",
-                                  because=f"output {slot} differs from that of the kernel without opts")
+                raise DeviceError(
+                    f"candidate {candidate.name}",
+                    fix="report it: an opt or a lowering is wrong",
+                    because=f"output {slot} differs from that of the kernel without opts",
+                )
         program, handles = self.load(candidate), [b.handle for b in self.buffers]
         least, start, runs = math.inf, time.perf_counter(), 0
         while runs < 3 * repeats or (time.perf_counter() - start < 0.01 * repeats and runs < 200 * repeats):
@@ -340,6 +359,7 @@ class Runner:
 def _random(param: UOp, seed: int) -> bytearray:
     """Initial contents: floats around 0, small integers, both kinds of bool."""
     import numpy as np
+
     rng = np.random.default_rng(seed)
     dtype, size = param.dtype, param.arg.size
     if dtype.is_float:
@@ -351,16 +371,23 @@ def _random(param: UOp, seed: int) -> bytearray:
 
 def _as_dtype(values: Any, name: str) -> Any:
     import numpy as np
+
     if name in ("float16", "float32", "float64"):
         return values.astype(name)
     import ml_dtypes
-    types = {"bfloat16": ml_dtypes.bfloat16, "fp8e4m3": ml_dtypes.float8_e4m3fn, "fp8e5m2": ml_dtypes.float8_e5m2}
+
+    types = {
+        "bfloat16": ml_dtypes.bfloat16,
+        "fp8e4m3": ml_dtypes.float8_e4m3fn,
+        "fp8e5m2": ml_dtypes.float8_e5m2,
+    }
     return values.astype(np.dtype(types[name]))
 
 
 def _close(found: bytearray, wanted: bytearray, param: UOp) -> bool:
     """Equal, or for floats equal up to the order of additions."""
     import numpy as np
+
     if found == wanted:
         return True
     if not param.dtype.is_float:
