@@ -234,6 +234,15 @@ def test_parameters_count_once_and_frozen_ones_do_not() -> None:
     assert len(optimizer.params) == 1 and optimizer.params[0] is a and a.requires_grad
 
 
+def test_a_scalar_parameter() -> None:
+    for make in (SGD, Adam, AdamW, LAMB, LARS):
+        w = Tensor(2.0)
+        optimizer = make([w], lr=0.5)
+        (w * 3).backward()
+        optimizer.step()
+        assert w.shape == () and w.item() < 2.0
+
+
 def test_half_precision_parameters() -> None:
     w = Tensor([1.0, 2.0], dtype="float16")
     optimizer = Adam([w], lr=0.1)

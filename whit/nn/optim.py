@@ -91,14 +91,14 @@ class Optimizer:
                 because="no parameter has a gradient",
                 fix="call backward() on a loss that depends on them first",
             )
-        changed = self._advance()
+        changed, rate = self._advance(), self.lr.reshape(())
         for i in moving:
             param = self.params[i]
             grad = param.grad
             assert grad is not None
             dtype = _state_dtype(param)
             new, state = self._update(
-                i, param.detach().cast(dtype), grad.detach().cast(dtype), self.lr.cast(dtype)
+                i, param.detach().cast(dtype), grad.detach().cast(dtype), rate.cast(dtype)
             )
             param.assign(new.cast(param.dtype))
             changed += [param, *state]
@@ -110,7 +110,7 @@ class Optimizer:
         return []
 
     def _update(self, i: int, param: Tensor, grad: Tensor, lr: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The new value of parameter i, and its state tensors, already assigned. lr has shape (1,)."""
+        """The new value of parameter i, and its state tensors, already assigned. lr has shape ()."""
         raise NotImplementedError
 
 
@@ -209,7 +209,7 @@ class _Moments(Optimizer):
         m = self.m[i].assign(self.m[i] * self.b1 + grad * (1 - self.b1))
         v = self.v[i].assign(self.v[i] * self.b2 + grad.square() * (1 - self.b2))
         corrections = self.corrections.cast(grad.dtype)
-        return (m / corrections[:1]) / ((v / corrections[1:]).sqrt() + self.eps), [m, v]
+        return (m / corrections[0]) / ((v / corrections[1]).sqrt() + self.eps), [m, v]
 
 
 class Adam(_Moments):
