@@ -40,7 +40,7 @@ bench: $(VENV)/.bench  ## ratios against tinygrad, PyTorch and NumPy, measured i
 	$(BIN)/python -m bench
 
 docs: $(VENV)/.dev  ## regenerate docs/settings.md
-	$(BIN)/python -m whit.uop --settings > docs/settings.md
+	$(BIN)/python -m whit.uop settings > docs/settings.md
 
 clean:
 	rm -rf $(VENV) build *.egg-info demo-out

@@ -82,10 +82,11 @@ def all_ops() -> list[Op]:
     return list(_TABLE.values())
 
 
-def _define(name: str, category: str, arity: int | None, doc: str,
-            meaning: Callable[..., PyConst] | None = None, *,
-            commutative: bool = False, associative: bool = False, idempotent: bool = False,
-            identity: PyConst | None = None, takes: str = "any", differentiable: bool = True) -> Op:
+def define(name: str, category: str, arity: int | None, doc: str,
+           meaning: Callable[..., PyConst] | None = None, *,
+           commutative: bool = False, associative: bool = False,
+           idempotent: bool = False, identity: PyConst | None = None, takes: str = "any", differentiable: bool = True) -> Op:
+    """Add a row to the table (docs/add-an-op.md)."""
     op = Op(name, category, arity, doc, meaning, commutative, associative, idempotent, identity, takes,
             differentiable)
     assert name not in _TABLE, f"two rows define {name}"
@@ -170,140 +171,140 @@ class Ops:
     """The namespace of all rows."""
 
     # ---- sources
-    CONST = _define("CONST", "source", 0, "A constant of shape (); arg is the Python value.")
-    IOTA = _define("IOTA", "source", 0, "0, 1, 2, … along one axis; arg is the length. Costs no memory.")
-    BUFFER = _define("BUFFER", "source", 0,
+    CONST = define("CONST", "source", 0, "A constant of shape (); arg is the Python value.")
+    IOTA = define("IOTA", "source", 0, "0, 1, 2, … along one axis; arg is the length. Costs no memory.")
+    BUFFER = define("BUFFER", "source", 0,
                      "A flat piece of device memory that the user's tensors own; arg BufferArg.")
-    PARAM = _define("PARAM", "source", 0, "A kernel's buffer argument; arg ParamArg.")
-    VAR = _define("VAR", "source", 0, "A symbolic integer with bounds; arg VarArg.")
-    BIND = _define("BIND", "source", 2, "A VAR with the value (a CONST) that it has in this call.")
+    PARAM = define("PARAM", "source", 0, "A kernel's buffer argument; arg ParamArg.")
+    VAR = define("VAR", "source", 0, "A symbolic integer with bounds; arg VarArg.")
+    BIND = define("BIND", "source", 2, "A VAR with the value (a CONST) that it has in this call.")
 
     # ---- unary
-    NEG = _define("NEG", "unary", 1, "-x", operator.neg, takes="number")
-    RECIPROCAL = _define("RECIPROCAL", "unary", 1, "1 / x", lambda x: _divide(1.0, x), takes="float")
-    SQRT = _define("SQRT", "unary", 1, "Square root; NaN below zero.",
+    NEG = define("NEG", "unary", 1, "-x", operator.neg, takes="number")
+    RECIPROCAL = define("RECIPROCAL", "unary", 1, "1 / x", lambda x: _divide(1.0, x), takes="float")
+    SQRT = define("SQRT", "unary", 1, "Square root; NaN below zero.",
                    lambda x: x if x == 0 else _total(math.sqrt)(x), takes="float")
-    EXP2 = _define("EXP2", "unary", 1, "2 to the power x.", _total(lambda x: math.pow(2.0, x)), takes="float")
-    LOG2 = _define("LOG2", "unary", 1, "Logarithm to base 2; -inf at zero, NaN below.", _log2, takes="float")
-    SIN = _define("SIN", "unary", 1, "Sine of radians; NaN at infinity.", _total(math.sin), takes="float")
-    ERF = _define("ERF", "unary", 1, "The error function.", _total(math.erf), takes="float")
-    TRUNC = _define("TRUNC", "unary", 1, "Round towards zero, as a float.", _float_trunc, takes="float")
-    FLOOR = _define("FLOOR", "unary", 1, "Round down, as a float.", _float_floor, takes="float")
+    EXP2 = define("EXP2", "unary", 1, "2 to the power x.", _total(lambda x: math.pow(2.0, x)), takes="float")
+    LOG2 = define("LOG2", "unary", 1, "Logarithm to base 2; -inf at zero, NaN below.", _log2, takes="float")
+    SIN = define("SIN", "unary", 1, "Sine of radians; NaN at infinity.", _total(math.sin), takes="float")
+    ERF = define("ERF", "unary", 1, "The error function.", _total(math.erf), takes="float")
+    TRUNC = define("TRUNC", "unary", 1, "Round towards zero, as a float.", _float_trunc, takes="float")
+    FLOOR = define("FLOOR", "unary", 1, "Round down, as a float.", _float_floor, takes="float")
 
     # ---- binary
-    ADD = _define("ADD", "binary", 2, "x + y; integers wrap. On bools: or.", operator.add, commutative=True,
+    ADD = define("ADD", "binary", 2, "x + y; integers wrap. On bools: or.", operator.add, commutative=True,
                   associative=True, identity=0)
-    SUB = _define("SUB", "binary", 2, "x - y; integers wrap.", operator.sub, takes="number")
-    MUL = _define("MUL", "binary", 2, "x * y; integers wrap. On bools: and.", operator.mul, commutative=True,
+    SUB = define("SUB", "binary", 2, "x - y; integers wrap.", operator.sub, takes="number")
+    MUL = define("MUL", "binary", 2, "x * y; integers wrap. On bools: and.", operator.mul, commutative=True,
                   associative=True, identity=1)
-    FDIV = _define("FDIV", "binary", 2, "x / y in IEEE arithmetic.", _divide, takes="float")
-    FLOORDIV = _define("FLOORDIV", "binary", 2, "x / y rounded down; 0 when y is 0.",
+    FDIV = define("FDIV", "binary", 2, "x / y in IEEE arithmetic.", _divide, takes="float")
+    FLOORDIV = define("FLOORDIV", "binary", 2, "x / y rounded down; 0 when y is 0.",
                        lambda a, b: 0 if b == 0 else a // b, takes="int", differentiable=False)
-    FLOORMOD = _define("FLOORMOD", "binary", 2, "x - y * floor(x / y), with the sign of y; 0 when y is 0.",
+    FLOORMOD = define("FLOORMOD", "binary", 2, "x - y * floor(x / y), with the sign of y; 0 when y is 0.",
                        lambda a, b: 0 if b == 0 else a % b, takes="int", differentiable=False)
-    TRUNCDIV = _define("TRUNCDIV", "binary", 2, "x / y rounded towards zero; 0 when y is 0.", _trunc_div,
+    TRUNCDIV = define("TRUNCDIV", "binary", 2, "x / y rounded towards zero; 0 when y is 0.", _trunc_div,
                        takes="int",
                        differentiable=False)
-    TRUNCMOD = _define("TRUNCMOD", "binary", 2, "x - y * trunc(x / y), with the sign of x; 0 when y is 0.",
+    TRUNCMOD = define("TRUNCMOD", "binary", 2, "x - y * trunc(x / y), with the sign of x; 0 when y is 0.",
                        lambda a, b: 0 if b == 0 else a - b * _trunc_div(a, b), takes="int",
                        differentiable=False)
-    MAX = _define("MAX", "binary", 2, "The greater; NaN if either is NaN. On bools: or.", _maximum,
+    MAX = define("MAX", "binary", 2, "The greater; NaN if either is NaN. On bools: or.", _maximum,
                   commutative=True, associative=True, idempotent=True)
-    MIN = _define("MIN", "binary", 2, "The lesser; NaN if either is NaN. On bools: and.", _minimum,
+    MIN = define("MIN", "binary", 2, "The lesser; NaN if either is NaN. On bools: and.", _minimum,
                   commutative=True, associative=True, idempotent=True)
-    AND = _define("AND", "binary", 2, "Bitwise and.", operator.and_, commutative=True, associative=True,
+    AND = define("AND", "binary", 2, "Bitwise and.", operator.and_, commutative=True, associative=True,
                   idempotent=True,
                   takes="bitwise", differentiable=False)
-    OR = _define("OR", "binary", 2, "Bitwise or.", operator.or_, commutative=True, associative=True,
+    OR = define("OR", "binary", 2, "Bitwise or.", operator.or_, commutative=True, associative=True,
                  idempotent=True,
                  takes="bitwise", differentiable=False)
-    XOR = _define("XOR", "binary", 2, "Bitwise exclusive or.", operator.xor, commutative=True,
+    XOR = define("XOR", "binary", 2, "Bitwise exclusive or.", operator.xor, commutative=True,
                   associative=True,
                   takes="bitwise", differentiable=False)
-    SHL = _define("SHL", "binary", 2, "x << y; 0 when y is negative or at least the width.",
+    SHL = define("SHL", "binary", 2, "x << y; 0 when y is negative or at least the width.",
                   lambda a, b: a << b if 0 <= b < 64 else 0, takes="int", differentiable=False)
-    SHR = _define("SHR", "binary", 2,
+    SHR = define("SHR", "binary", 2,
                   "x >> y, arithmetic when signed; sign fill when y is negative or at least the width.",
                   lambda a, b: a >> b if 0 <= b < 64 else (-1 if a < 0 else 0), takes="int",
                   differentiable=False)
-    POW = _define("POW", "binary", 2, "x to the power y, as C's pow.", _pow, takes="float")
-    THREEFRY = _define("THREEFRY", "binary", 2, "Threefry-2x32 of a uint64 counter under a uint64 key.",
+    POW = define("POW", "binary", 2, "x to the power y, as C's pow.", _pow, takes="float")
+    THREEFRY = define("THREEFRY", "binary", 2, "Threefry-2x32 of a uint64 counter under a uint64 key.",
                        _threefry,
                        takes="int", differentiable=False)
 
     # ---- comparisons give bool
-    CMPLT = _define("CMPLT", "compare", 2, "x < y; false if either is NaN.", operator.lt,
+    CMPLT = define("CMPLT", "compare", 2, "x < y; false if either is NaN.", operator.lt,
                     differentiable=False)
-    CMPLE = _define("CMPLE", "compare", 2, "x <= y; false if either is NaN.", operator.le,
+    CMPLE = define("CMPLE", "compare", 2, "x <= y; false if either is NaN.", operator.le,
                     differentiable=False)
-    CMPEQ = _define("CMPEQ", "compare", 2, "x == y; false if either is NaN.", operator.eq, commutative=True,
+    CMPEQ = define("CMPEQ", "compare", 2, "x == y; false if either is NaN.", operator.eq, commutative=True,
                     differentiable=False)
-    CMPNE = _define("CMPNE", "compare", 2, "x != y; true if either is NaN.", operator.ne, commutative=True,
+    CMPNE = define("CMPNE", "compare", 2, "x != y; true if either is NaN.", operator.ne, commutative=True,
                     differentiable=False)
 
     # ---- ternary
-    WHERE = _define("WHERE", "ternary", 3, "y where the bool x holds, else z.", lambda c, a, b: a if c else b)
-    MULACC = _define("MULACC", "ternary", 3, "x * y + z, rounded once.", lambda a, b, c: a * b + c,
+    WHERE = define("WHERE", "ternary", 3, "y where the bool x holds, else z.", lambda c, a, b: a if c else b)
+    MULACC = define("MULACC", "ternary", 3, "x * y + z, rounded once.", lambda a, b, c: a * b + c,
                      takes="number")
 
     # ---- casts
-    CAST = _define("CAST", "cast", 1, "Convert the value; float to integer truncates.")
-    BITCAST = _define("BITCAST", "cast", 1, "Reinterpret the bits in a type of the same width.",
+    CAST = define("CAST", "cast", 1, "Convert the value; float to integer truncates.")
+    BITCAST = define("BITCAST", "cast", 1, "Reinterpret the bits in a type of the same width.",
                       differentiable=False)
 
     # ---- movement: tensor level only
-    RESHAPE = _define("RESHAPE", "movement", 1, "Same elements in row-major order; arg is the new shape.")
-    PERMUTE = _define("PERMUTE", "movement", 1, "Reorder axes; arg[i] is the source axis of axis i.")
-    EXPAND = _define("EXPAND", "movement", 1, "Repeat axes of size 1; arg is the new shape.")
-    PAD = _define("PAD", "movement", 1, "Zeros around; arg is ((before, after), …).")
-    SHRINK = _define("SHRINK", "movement", 1, "Keep start <= i < stop; arg is ((start, stop), …).")
-    FLIP = _define("FLIP", "movement", 1, "Reverse axes; arg is the axes.")
+    RESHAPE = define("RESHAPE", "movement", 1, "Same elements in row-major order; arg is the new shape.")
+    PERMUTE = define("PERMUTE", "movement", 1, "Reorder axes; arg[i] is the source axis of axis i.")
+    EXPAND = define("EXPAND", "movement", 1, "Repeat axes of size 1; arg is the new shape.")
+    PAD = define("PAD", "movement", 1, "Zeros around; arg is ((before, after), …).")
+    SHRINK = define("SHRINK", "movement", 1, "Keep start <= i < stop; arg is ((start, stop), …).")
+    FLIP = define("FLIP", "movement", 1, "Reverse axes; arg is the axes.")
 
     # ---- tensor level: reductions, data-dependent reads, memory
-    REDUCE = _define("REDUCE", "reduce", None,
+    REDUCE = define("REDUCE", "reduce", None,
                      "Tensor: fold arg.op over arg.axes, which vanish. Kernel: over the RANGEs in src[1:].")
-    TAKE = _define("TAKE", "take", 2,
+    TAKE = define("TAKE", "take", 2,
                    "x with axis arg replaced by x[idx]; an index outside of the axis reads 0.")
-    CONTIGUOUS = _define("CONTIGUOUS", "memory", 1, "The value, in memory of its own.")
-    DETACH = _define("DETACH", "memory", 1, "The value; no gradient flows.", differentiable=False)
-    COPY = _define("COPY", "memory", 1, "The value on the device arg.")
-    STORE = _define("STORE", "memory", None,
+    CONTIGUOUS = define("CONTIGUOUS", "memory", 1, "The value, in memory of its own.")
+    DETACH = define("DETACH", "memory", 1, "The value; no gradient flows.", differentiable=False)
+    COPY = define("COPY", "memory", 1, "The value on the device arg.")
+    STORE = define("STORE", "memory", None,
                     "Tensor: (view, value). Kernel: (buffer, index, value[, valid]).", differentiable=False)
-    AFTER = _define("AFTER", "memory", None,
+    AFTER = define("AFTER", "memory", None,
                     "src[0] once the STOREs in src[1:] have happened: the next version of a buffer.")
 
     # ---- ranged and kernel levels
-    RANGE = _define("RANGE", "loop", 1, "0 … size-1; src[0] is the size, arg RangeArg.")
-    INDEX = _define("INDEX", "memory", None, "Read (buffer, index[, valid]); 0 where not valid.")
-    STAGE = _define("STAGE", "memory", None,
+    RANGE = define("RANGE", "loop", 1, "0 … size-1; src[0] is the size, arg RangeArg.")
+    INDEX = define("INDEX", "memory", None, "Read (buffer, index[, valid]); 0 where not valid.")
+    STAGE = define("STAGE", "memory", None,
                     "The value src[0] computed over the RANGEs src[1:] into scratch; arg StageArg.")
-    END = _define("END", "loop", None,
+    END = define("END", "loop", None,
                   "src[0] is done for every value of the RANGEs src[1:]; outermost first.")
-    SINK = _define("SINK", "sink", None, "The root of a kernel or of a set of tensors.")
-    CALL = _define("CALL", "sink", None,
+    SINK = define("SINK", "sink", None, "The root of a kernel or of a set of tensors.")
+    CALL = define("CALL", "sink", None,
                    "Run src[0] (SINK or COPY) on the buffers and bound variables src[1:].")
-    LINEAR = _define("LINEAR", "sink", None, "Instructions or calls in order.")
+    LINEAR = define("LINEAR", "sink", None, "Instructions or calls in order.")
 
     # ---- linear level
-    SPECIAL = _define("SPECIAL", "loop", 0, "An index that the hardware gives; arg SpecialArg.")
-    REG = _define("REG", "linear", 1,
+    SPECIAL = define("SPECIAL", "loop", 0, "An index that the hardware gives; arg SpecialArg.")
+    REG = define("REG", "linear", 1,
                   "A mutable register holding src[0]; used as an operand it reads the present value; "
                   "arg is its number.")
-    SET = _define("SET", "linear", 2, "Assign src[1] to the REG src[0].")
-    LOAD = _define("LOAD", "linear", None,
+    SET = define("SET", "linear", 2, "Assign src[1] to the REG src[0].")
+    LOAD = define("LOAD", "linear", None,
                    "Read (memory, index[, mask]): a vector dtype with a scalar index reads consecutive "
                    "elements, with a vector index gathers; 0 where masked off.")
-    LOCAL = _define("LOCAL", "linear", 0,
+    LOCAL = define("LOCAL", "linear", 0,
                     "Scratch memory shared by a work-group, or private to a task; arg LocalArg.")
-    BARRIER = _define("BARRIER", "linear", None, "All work-items of the group arrive before any goes on.")
-    BROADCAST = _define("BROADCAST", "linear", 1, "A scalar in every lane.")
-    STACK = _define("STACK", "linear", None, "A vector of the scalars in src.")
-    EXTRACT = _define("EXTRACT", "linear", 1, "Lane arg of a vector.")
-    SHUFFLE = _define("SHUFFLE", "linear", 1,
+    BARRIER = define("BARRIER", "linear", None, "All work-items of the group arrive before any goes on.")
+    BROADCAST = define("BROADCAST", "linear", 1, "A scalar in every lane.")
+    STACK = define("STACK", "linear", None, "A vector of the scalars in src.")
+    EXTRACT = define("EXTRACT", "linear", 1, "Lane arg of a vector.")
+    SHUFFLE = define("SHUFFLE", "linear", 1,
                       "Lanes of a vector reordered; arg is the tuple of source lanes.")
-    FOLD = _define("FOLD", "linear", 1, "Combine all lanes of a vector with the binary op arg.")
-    IF = _define("IF", "linear", 1, "Run up to the matching ENDIF when the scalar bool src[0] holds.")
-    ENDIF = _define("ENDIF", "linear", 1, "End of the IF src[0].")
+    FOLD = define("FOLD", "linear", 1, "Combine all lanes of a vector with the binary op arg.")
+    IF = define("IF", "linear", 1, "Run up to the matching ENDIF when the scalar bool src[0] holds.")
+    ENDIF = define("ENDIF", "linear", 1, "End of the IF src[0].")
 
 
 ELEMENTWISE = frozenset(op for op in all_ops() if op.is_elementwise)
