@@ -6,8 +6,8 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-from numpy_evaluator import NUMPY, compute, evaluate, operand
 
+from tests.codegen.numpy_evaluator import NUMPY, compute, evaluate, operand
 from whit.codegen.decompose import decompose
 from whit.codegen.target import Target
 from whit.uop import ALU, AxisType, DType, Op, Ops, ParamArg, UOp, dtypes

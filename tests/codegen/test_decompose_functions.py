@@ -7,8 +7,8 @@ from functools import lru_cache
 import mpmath
 import numpy as np
 import pytest
-from numpy_evaluator import NUMPY, compute, operand
 
+from tests.codegen.numpy_evaluator import NUMPY, compute, operand
 from whit.codegen import transcendental
 from whit.codegen.decompose import decompose
 from whit.codegen.target import Target

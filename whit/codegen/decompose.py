@@ -1,4 +1,5 @@
-"""Turn what a target lacks into what it has: transcendental functions, floor division, threefry, narrow floats.
+"""Turn what a target lacks into what it has: transcendental functions, floor division, threefry, narrow
+floats.
 
 Runs on a kernel whose tiles are still folded, so that each function is written out once, not once per lane.
 """
@@ -23,9 +24,9 @@ INDEX_SAFE = 1 << 40  # index values within this may be shifted by a multiple of
 def decompose(ast: UOp, target: Target) -> UOp:
     """The kernel with ALU ops of `target.native` only, in dtypes that the target computes in.
 
-    An op is native if the target's renderer gives it the meaning of the op table in every case (division by 0, shifts by
-    the width and more). Casts of floats to integers saturate and turn NaN into 0, in the renderer. CompileError if an op
-    is not native and has no decomposition.
+    An op is native if the target's renderer gives it the meaning of the op table in every case (division by
+    0, shifts by the width and more). Casts of floats to integers saturate and turn NaN into 0, in the
+    renderer. CompileError if an op is not native and has no decomposition.
 
     >>> from whit.uop import UOp, dtypes
     >>> x = UOp(Ops.INDEX, dtypes.float32, (UOp(Ops.PARAM, dtypes.float32, (), ParamArg(0, 4)), UOp.index(0)))
@@ -33,7 +34,7 @@ def decompose(ast: UOp, target: Target) -> UOp:
     >>> decompose(UOp.sink(alu(Ops.RECIPROCAL, x)), target).src[0].op
     Ops.FDIV
     """
-    ast = lower_storage_floats(ast, target.storage_only)
+    ast = lower_storage_floats(ast, target.storage_only, Ops.CAST in target.native)
     ast = graph_rewrite(ast, RULES, target)
     for node in ast.toposort():
         if node.op in ALU and node.op not in target.native and not _is_basic(node):
@@ -44,8 +45,8 @@ def decompose(ast: UOp, target: Target) -> UOp:
 
 
 def _is_basic(node: UOp) -> bool:
-    """FLOORDIV and FLOORMOD of addresses with dividends >= 0 stay: linearisation sees their structure, and renderers
-    print them as truncating ones."""
+    """FLOORDIV and FLOORMOD of addresses with dividends >= 0 stay: linearisation sees their structure, and
+    renderers print them as truncating ones."""
     return node.op in (Ops.FLOORDIV, Ops.FLOORMOD) and node.dtype is dtypes.index and node.src[0].vmin >= 0
 
 
@@ -121,7 +122,8 @@ def _max_min(u: UOp, ctx: Target) -> UOp | None:
 
 
 def _round_whole(u: UOp, ctx: Target) -> UOp | None:
-    """TRUNC and FLOOR: adding and subtracting 2**mantissa rounds to nearest; step back where that went too far."""
+    """TRUNC and FLOOR: adding and subtracting 2**mantissa rounds to nearest; step back where that went too
+    far."""
     if u.op in ctx.native:
         return None
     x = u.src[0]
@@ -174,12 +176,13 @@ def _remainder(u: UOp, ctx: Target) -> UOp | None:
 
 
 def _flooring(u: UOp, ctx: Target) -> UOp | None:
-    """FLOORDIV and FLOORMOD: of addresses by ones with dividends >= 0, by powers of two as shifts and masks, otherwise by
-    truncating ones: one less, or the divisor more, where the signs differ and it is inexact."""
+    """FLOORDIV and FLOORMOD: of addresses by ones with dividends >= 0, by powers of two as shifts and masks,
+    otherwise by truncating ones: one less, or the divisor more, where the signs differ and it is inexact."""
     x, y = u.src
     if u.dtype is dtypes.index and y.vmin > 0 and x.vmin >= 0:
         return None
-    if u.dtype is dtypes.index and y.op is Ops.CONST and y.arg > 0 and min(x.vmin + INDEX_SAFE, INDEX_SAFE - x.vmax) > 0:
+    is_small = x.vmin > -INDEX_SAFE and x.vmax < INDEX_SAFE
+    if u.dtype is dtypes.index and y.op is Ops.CONST and y.arg > 0 and is_small:
         turns = -(x.vmin // y.arg)
         moved = alu(u.op, x + turns * y.arg, y)
         return moved if u.op is Ops.FLOORMOD else moved - turns
@@ -197,7 +200,8 @@ def _flooring(u: UOp, ctx: Target) -> UOp | None:
 
 
 def threefry(counter: UOp, key: UOp) -> UOp:
-    """Threefry-2x32 with 20 rounds (Salmon et al. 2011); low and high halves of the words are the two lanes."""
+    """Threefry-2x32 with 20 rounds (Salmon et al. 2011); low and high halves of the words are the two
+    lanes."""
     def halves(word: UOp) -> tuple[UOp, UOp]:
         return word.cast(dtypes.uint32), (word >> 32).cast(dtypes.uint32)
     (x0, x1), (k0, k1) = halves(counter), halves(key)

@@ -3,9 +3,10 @@
 Before:  STORE(p0: float16, i, ADD(INDEX(p1: float16, i), 1.0))
 After:   STORE(p0: uint16, i, narrow(ADD(widen(INDEX(p1: uint16, i)), 1.0)))
 
-`widen` and `narrow` are integer arithmetic. After every op the float32 value is rounded to the narrow type (to nearest, ties to
-even), so that results equal those of NumPy and ml_dtypes. Exceptions: sums and products over a REDUCE are carried in float32
-and rounded at the end; MULACC rounds its sum to float32 first. Casts from float64 and from wide integers round once.
+`widen` and `narrow` are integer arithmetic. After every op the float32 value is rounded to the narrow type
+(to nearest, ties to even), so that results equal those of NumPy and ml_dtypes. Exceptions: sums and products
+over a REDUCE are carried in float32 and rounded at the end; MULACC rounds its sum to float32 first. Casts
+from float64 and from wide integers round once.
 """
 from __future__ import annotations
 
@@ -19,24 +20,26 @@ from whit.uop.uop import UOp
 F32, F64 = dtypes.float32, dtypes.float64
 INFINITY = 0x7F800000  # the bits of float32's
 STORAGE = {8: dtypes.uint8, 16: dtypes.uint16}
-EXACT = frozenset({Ops.NEG, Ops.MAX, Ops.MIN, Ops.WHERE, Ops.TRUNC, Ops.FLOOR, Ops.STAGE})  # stay within the narrow type
+# these stay within the narrow type
+EXACT = frozenset({Ops.NEG, Ops.MAX, Ops.MIN, Ops.WHERE, Ops.TRUNC, Ops.FLOOR, Ops.STAGE})
 
 
-def lower_storage_floats(root: UOp, narrow_types: tuple[DType, ...]) -> UOp:
-    """Replace every value of the given types by a float32 value, and every memory of them by their bits."""
+def lower_storage_floats(root: UOp, narrow_types: tuple[DType, ...], native_casts: bool = False) -> UOp:
+    """Replace every value of the given types by a float32 value. Memory of them is accessed as bits, or, with
+    `native_casts`, as it is and converted by CAST: many machines have an instruction for that."""
     kinds = frozenset(narrow_types)
     order = root.toposort()
     if not any(node.dtype in kinds for node in order):
         return root
-    lowering = _Lowering(kinds)
+    lowering = (_CastLowering if native_casts else _Lowering)(kinds)
     for node in order:
         lowering.new[node] = lowering.lower(node, tuple([lowering.new[s] for s in node.src]))
     return lowering.new[root]
 
 
 class _Lowering:
-    """The walk's memory. `unrounded` and `source` know what a rounded value and a widened one came from: storing rounds
-    anyway, and storing what was loaded must keep every bit."""
+    """The walk's memory. `unrounded` and `source` know what a rounded value and a widened one came from:
+    storing rounds anyway, and storing what was loaded must keep every bit."""
 
     def __init__(self, kinds: frozenset[DType]) -> None:
         self.kinds = kinds
@@ -54,34 +57,69 @@ class _Lowering:
         if dtype not in self.kinds:
             return node if src == node.src else node.replace(src=src)
         if op is Ops.PARAM:
-            return node.replace(dtype=STORAGE[dtype.bitsize])
+            return node.replace(dtype=self.storage(dtype))
         if op is Ops.INDEX:
-            return self.widen(UOp(Ops.INDEX, STORAGE[dtype.bitsize], src), dtype)
+            return self.widen(UOp(Ops.INDEX, self.storage(dtype), src), dtype)
         if op is Ops.CONST:
             return UOp.const(node.arg, F32)
         if op is Ops.BITCAST:
-            number = self.narrow(src[0], before) if before in self.kinds else src[0].bitcast(STORAGE[dtype.bitsize])
-            return self.widen(number, dtype)
+            number = self.narrow(src[0], before) if before in self.kinds else src[0]
+            return self.widen(number.bitcast(self.storage(dtype)), dtype)
         if op is Ops.CAST:
-            value = to_float32(src[0], before, dtype)
-            return value if _contains(dtype, before) else self.round(value, dtype)
+            return self.cast(src[0], before, dtype)
         value = node.replace(dtype=F32, src=src)
         exact = op in EXACT or (op is Ops.REDUCE and node.arg.op in EXACT)
         return value if exact else self.round(value, dtype)
 
+    def storage(self, dtype: DType) -> DType:
+        """The type in which memory of `dtype` is accessed."""
+        return STORAGE[dtype.bitsize]
+
+    def cast(self, value: UOp, before: DType, dtype: DType) -> UOp:
+        wide = to_float32(value, before, dtype)
+        return wide if _contains(dtype, before) else self.round(wide, dtype)
+
     def round(self, value: UOp, dtype: DType) -> UOp:
-        result = round_to(value, dtype)
+        result = self.rounded(value, dtype)
         self.unrounded[result, dtype] = value
         return result
 
     def widen(self, number: UOp, dtype: DType) -> UOp:
-        result = widen(number, dtype)
+        result = self.widened(number, dtype)
         self.source[result, dtype] = number
         return result
 
     def narrow(self, value: UOp, dtype: DType) -> UOp:
         number = self.source.get((value, dtype))
-        return narrow(self.unrounded.get((value, dtype), value), dtype) if number is None else number
+        return self.narrowed(self.unrounded.get((value, dtype), value), dtype) if number is None else number
+
+    def rounded(self, value: UOp, dtype: DType) -> UOp:
+        return round_to(value, dtype)
+
+    def widened(self, number: UOp, dtype: DType) -> UOp:
+        return widen(number, dtype)
+
+    def narrowed(self, value: UOp, dtype: DType) -> UOp:
+        return narrow(value, dtype)
+
+
+class _CastLowering(_Lowering):
+    """The same with the target's own conversions, which round once from any type."""
+
+    def storage(self, dtype: DType) -> DType:
+        return dtype
+
+    def cast(self, value: UOp, before: DType, dtype: DType) -> UOp:
+        return value.cast(F32) if _contains(dtype, before) else self.round(value, dtype)
+
+    def rounded(self, value: UOp, dtype: DType) -> UOp:
+        return UOp(Ops.CAST, F32, (self.narrowed(value, dtype),))
+
+    def widened(self, number: UOp, dtype: DType) -> UOp:
+        return UOp(Ops.CAST, F32, (number,))
+
+    def narrowed(self, value: UOp, dtype: DType) -> UOp:
+        return UOp(Ops.CAST, dtype, (value,))
 
 
 def _contains(dtype: DType, other: DType) -> bool:
@@ -90,11 +128,13 @@ def _contains(dtype: DType, other: DType) -> bool:
     if other not in FLOAT_INFO:
         return other.is_bool or other.bitsize <= info.mantissa + 1
     less = FLOAT_INFO[other]
-    return less.mantissa <= info.mantissa and less.bias <= info.bias and less.max <= info.max and (info.has_inf or not less.has_inf)
+    finite = less.mantissa <= info.mantissa and less.bias <= info.bias and less.max <= info.max
+    return finite and (info.has_inf or not less.has_inf)
 
 
 def to_float32(value: UOp, before: DType, after: DType) -> UOp:
-    """`value`, of type `before` (float32 already if that is lowered), as a float32 that rounds to `after` as if directly."""
+    """`value`, of type `before` (float32 already if that is lowered), as a float32 that rounds to `after` as
+    if directly."""
     if before is F64:
         return round_to_odd(value)
     if after is dtypes.bfloat16 and before.kind in "iux" and before.bitsize > 16:
@@ -103,8 +143,8 @@ def to_float32(value: UOp, before: DType, after: DType) -> UOp:
 
 
 def round_to_odd(value: UOp) -> UOp:
-    """A float64 as float32, inexact results with an odd last bit: rounding again to a narrower type is then correct
-    (Boldo and Melquiond 2008)."""
+    """A float64 as float32, inexact results with an odd last bit: rounding again to a narrower type is then
+    correct (Boldo and Melquiond 2008)."""
     near = value.cast(F32)
     back = near.cast(F64)
     number = bits(near)
@@ -128,7 +168,8 @@ def widen(number: UOp, dtype: DType) -> UOp:
 
 
 def narrow(value: UOp, dtype: DType) -> UOp:
-    """The bits of a float32 rounded to a narrow float; too large becomes inf, or NaN where there is no inf."""
+    """The bits of a float32 rounded to a narrow float; too large becomes inf, or NaN where there is no
+    inf."""
     info = FLOAT_INFO[dtype]
     drop, number = 23 - info.mantissa, bits(value)
     rest = number & (INFINITY | 0x7FFFFF)
@@ -136,7 +177,7 @@ def narrow(value: UOp, dtype: DType) -> UOp:
     nan = infinity | (1 << (info.mantissa - 1)) if info.has_inf else infinity | ((1 << info.mantissa) - 1)
     code = (rest + ((1 << (drop - 1)) - 1) + ((rest >> drop) & 1)) >> drop
     if dtype is not dtypes.bfloat16:
-        magic = UOp.const(2.0 ** (24 - info.bias - info.mantissa), F32)  # its last place is the least denormal
+        magic = UOp.const(2.0 ** (24 - info.bias - info.mantissa), F32)  # its last place: the least denormal
         denormal = bits(rest.bitcast(F32) + magic) - bits(magic)
         code = rest.lt((128 - info.bias) << 23).where(denormal, code - ((127 - info.bias) << info.mantissa))
         limit = code.const_like(infinity if info.has_inf else nan)

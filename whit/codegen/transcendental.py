@@ -1,12 +1,14 @@
-"""Transcendental functions as straight-line arithmetic: no branches, no tables, no calls, so that every lane of a vector
-does the same. Each function states its greatest error in ulp over the whole range of its type; infinities, NaN, denormals
-and signed zeros come out as IEEE and the op table say.
+"""Transcendental functions as straight-line arithmetic: no branches, no tables, no calls, so that every lane
+of a vector does the same. Each function states its greatest error in ulp over the whole range of its type;
+infinities, NaN, denormals and signed zeros come out as IEEE and the op table say.
 
-All functions take scalar nodes of float32 or float64 and `fma`: whether MULACC may be used. Coefficients are Chebyshev
-fits; the mpmath call that gives each is next to it (lowest power first: reverse what `chebyfit` returns).
+All functions take scalar nodes of float32 or float64 and `fma`: whether MULACC may be used. Coefficients are
+Chebyshev fits; the mpmath call that gives each is next to it (lowest power first: reverse what `chebyfit`
+returns).
 """
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -22,23 +24,30 @@ BIAS = {F32: 127, F64: 1023}
 Pair = tuple[UOp, UOp]  # an unevaluated sum: the second is an error term of the first
 
 # chebyfit(lambda f: expm1(f*ln2)/f, [-.5, .5], n): 2**f = 1 + f*P(f)
-EXP2_7 = (0.6931471805568324, 0.24022650695888503, 0.055504109063258665, 0.00961812913523614, 0.0013333478473685416,
+EXP2_7 = (0.6931471805568324, 0.24022650695888503, 0.055504109063258665, 0.00961812913523614,
+          0.0013333478473685416,
           0.00015403475186530786, 1.5303700711365693e-05, 1.325080551750225e-06)
 EXP2 = {
-    F32: (0.6931471824645996, 0.24022650718688965, 0.055503569543361664, 0.009618083015084267, 0.0013390863314270973,
+    F32: (0.6931471824645996, 0.24022650718688965, 0.055503569543361664, 0.009618083015084267,
+          0.0013390863314270973,
           0.00015453163359779865),
-    F64: (0.6931471805599453, 0.24022650695910097, 0.0555041086648216, 0.009618129107606888, 0.0013333558146416936,
+    F64: (0.6931471805599453, 0.24022650695910097, 0.0555041086648216, 0.009618129107606888,
+          0.0013333558146416936,
           0.0001540353044173605, 1.525273382983612e-05, 1.321544258792169e-06, 1.0178062445845774e-07,
           7.072585949269223e-09, 4.4549605981865186e-10),
 }
 # chebyfit(lambda r: log1p(r)/ln2/r - 1, [.70710677-1, 1.41421354-1], 10): log2(1+r) = r + r*P(r)
-LOG2 = (0.4426950514316559, -0.7213473320007324, 0.48089852929115295, -0.36069655418395996, 0.28855255246162415,
-        -0.23960812389850616, 0.20485764741897583, -0.19138836860656738, 0.18476034700870514, -0.10749790817499161)
+LOG2 = (0.4426950514316559, -0.7213473320007324, 0.48089852929115295, -0.36069655418395996,
+        0.28855255246162415,
+        -0.23960812389850616, 0.20485764741897583, -0.19138836860656738, 0.18476034700870514,
+        -0.10749790817499161)
 # with s = (m-1)/(m+1), z = s*s: chebyfit(lambda z: ((atanh(sqrt(z))/sqrt(z)-1)/z - 1/3)/z, [0, .02944], 9)
-ATANH = (0.2, 0.14285714285714282, 0.11111111111114215, 0.09090909089828463, 0.07692307880585086, 0.06666648267216471,
+ATANH = (0.2, 0.14285714285714282, 0.11111111111114215, 0.09090909089828463, 0.07692307880585086,
+         0.06666648267216471,
          0.058834065605171064, 0.05228163634742257, 0.053812122097824)
 # chebyfit(lambda z: 2/ln2*atanh(sqrt(z))/sqrt(z), [0, .02944], 7)
-LOG2_FAST = (2.885390081777927, 0.9617966939243335, 0.5770780172467822, 0.4121984019742357, 0.3206163935263423,
+LOG2_FAST = (2.885390081777927, 0.9617966939243335, 0.5770780172467822, 0.4121984019742357,
+             0.3206163935263423,
              0.26144407006393944, 0.2429183013526297)
 # chebyfit(lambda z: (sin(sqrt(z))/sqrt(z)-1)/z, [0, (pi/4*1.001)**2], n): sin r = r + r*z*P(z)
 SIN = {
@@ -54,19 +63,23 @@ COS = {
 }
 # chebyfit(lambda z: erf(sqrt(z))/sqrt(z) - 1, [0, .8649] or [0, 1], n): erf x = x + x*P(x*x)
 ERF_SMALL = {
-    F32: (0.12837916612625122, -0.37612634897232056, 0.11283691227436066, -0.02685915119946003, 0.005200368817895651,
+    F32: (0.12837916612625122, -0.37612634897232056, 0.11283691227436066, -0.02685915119946003,
+          0.005200368817895651,
           -0.000813470920547843, 8.334718586411327e-05),
-    F64: (0.1283791670955126, -0.37612638903183754, 0.1128379167095512, -0.02686617064512984, 0.0052239776254232985,
+    F64: (0.1283791670955126, -0.37612638903183754, 0.1128379167095512, -0.02686617064512984,
+          0.0052239776254232985,
           -0.000854832702193483, 0.00012055332902888736, -1.4925647567519332e-05, 1.6462045441468418e-06,
           -1.6364642158167616e-07, 1.4792401209404813e-08, -1.216456005728345e-09, 8.709045129053106e-11,
           -4.230945824295338e-12),
 }
 # chebyfit(lambda t: log(erfc(t + c), 2), [low - c, high - c], n): erf x = 1 - 2**P(x - c)
 ERF_LARGE = {
-    F32: (0.0005331810098141432, -1.6309316158294678, -0.9108018279075623, -0.1596677154302597, 0.03873792290687561,
+    F32: (0.0005331810098141432, -1.6309316158294678, -0.9108018279075623, -0.1596677154302597,
+          0.03873792290687561,
           -0.007155763916671276, 0.0009478638530708849, -8.27028852654621e-05, 4.085693490196718e-06,
           -7.909459043276001e-08),  # [.93, 4], c = 0, n = 10
-    F64: (-20.359943454935095, -10.482765842739799, -1.394729837840854, -0.007539031202173449, 0.0012604643689662271,
+    F64: (-20.359943454935095, -10.482765842739799, -1.394729837840854, -0.007539031202173449,
+          0.0012604643689662271,
           -0.00021250576938155777, 3.5182100580158246e-05, -5.61144481924182e-06, 8.448622741330383e-07,
           -1.1641543767787293e-07, 1.3751857057911883e-08, -1.1179370846410012e-09, -3.610714747551819e-11,
           4.422127881933836e-11, -1.3120688374120663e-11, 2.9653263505211716e-12, -5.996999358534309e-13,
@@ -156,7 +169,8 @@ def constant_pair(like: UOp, high: float, low: float) -> Pair:
 
 
 def _round_exponent(x: UOp, offset: int) -> tuple[UOp, UOp]:
-    """x rounded to an integer k: (as a float, as bits whose low part is k + offset). |x| must stay below 2**(mantissa-2)."""
+    """x rounded to an integer k: (as a float, as bits whose low part is k + offset). |x| must stay below
+    2**(mantissa-2)."""
     magic = 1.5 * (1 << MANTISSA[x.dtype]) + offset
     shifted = x + magic
     return shifted - magic, bits(shifted)
@@ -260,7 +274,8 @@ def sin(x: UOp, fma: bool) -> UOp:
 
 
 def _reduce_short(x: UOp, fma: bool) -> tuple[UOp, UOp, UOp]:
-    """(r, tail, quadrant): x = quadrant*pi/2 + r + tail for 0 <= x < SHORT (Cody and Waite 1980, one step compensated)."""
+    """(r, tail, quadrant): x = quadrant*pi/2 + r + tail for 0 <= x < SHORT (Cody and Waite 1980, one step
+    compensated)."""
     magic = 1.5 * (1 << MANTISSA[x.dtype])
     shifted = mad(x, 2 / math.pi, magic, fma)
     k = shifted - magic
@@ -273,7 +288,8 @@ def _reduce_short(x: UOp, fma: bool) -> tuple[UOp, UOp, UOp]:
 
 @lru_cache(None)
 def _pi_parts(dtype: DType) -> tuple[float, ...]:
-    """pi/2 cut into parts: the first two so short that x - k*part is exact, the third so short that k*part is."""
+    """pi/2 cut into parts: the first two so short that x - k*part is exact, the third so short that k*part
+    is."""
     lengths = (12, 12, 16, 24) if dtype is F32 else (26, 26, 33, 53)
     parts, rest = [], 254  # bits not yet given out
     for length in lengths:
@@ -283,8 +299,8 @@ def _pi_parts(dtype: DType) -> tuple[float, ...]:
 
 
 def _reduce_long(x: UOp, fma: bool) -> tuple[UOp, UOp, UOp]:
-    """(r, tail, quadrant) for large finite x: its integer mantissa times the bits of 2/pi between those that only add whole
-    turns and those too small to matter (Payne and Hanek 1983), in 32-bit limbs."""
+    """(r, tail, quadrant) for large finite x: its integer mantissa times the bits of 2/pi between those that
+    only add whole turns and those too small to matter (Payne and Hanek 1983), in 32-bit limbs."""
     dtype = x.dtype
     lead = 17 if dtype is F32 else 34  # zeros before 2/pi, so that the window's place is never negative
     buckets, limbs = (4, 3) if dtype is F32 else (32, 6)
@@ -298,14 +314,15 @@ def _reduce_long(x: UOp, fma: bool) -> tuple[UOp, UOp, UOp]:
     shift = place & 31
     opposite = 31 - shift
     window = [((high << shift) | ((low >> 1) >> opposite)).cast(dtypes.uint64)
-              for high, low in zip(words[:limbs], words[1:limbs + 1], strict=True)]
+              for high, low in itertools.pairwise(words[:limbs + 1])]
     mantissa = (bits(x) & ((1 << MANTISSA[dtype]) - 1)) | (1 << MANTISSA[dtype])
     return _fraction32(mantissa, window) if dtype is F32 else _fraction64(mantissa, window, fma)
 
 
 @lru_cache(None)
 def two_over_pi(lead: int, count: int) -> tuple[int, ...]:
-    """`lead` zero bits and then the fraction bits of 2/pi, as `count` words of 32 bits; exact integer arithmetic (Machin)."""
+    """`lead` zero bits and then the fraction bits of 2/pi, as `count` words of 32 bits; exact integer
+    arithmetic (Machin)."""
     guard = 32 * count + 64
 
     def arctan_inverse(n: int) -> int:
@@ -353,7 +370,8 @@ def _fraction64(mantissa: UOp, window: list[UOp], fma: bool) -> tuple[UOp, UOp, 
         return value.cast(F64) * scale
     first = part((signed >> 32).cast(dtypes.int32), 2.0**-30)
     value = two_sum(first, part((signed & low32).cast(dtypes.uint32), 2.0**-62))
-    value = two_sum(value[0], value[1] + (part(columns[3].cast(dtypes.uint32), 2.0**-94) + part(columns[2].cast(dtypes.uint32), 2.0**-126)))
+    rest = part(columns[3].cast(dtypes.uint32), 2.0**-94) + part(columns[2].cast(dtypes.uint32), 2.0**-126)
+    value = two_sum(value[0], value[1] + rest)
     r, tail = pair_product(value, constant_pair(value[0], math.pi / 2, 6.123233995736766e-17), fma)
     return r, tail, quadrant
 
@@ -367,7 +385,8 @@ def erf(x: UOp, fma: bool) -> UOp:
     border, end, centre = ERF_LIMITS[dtype]
     absolute = magnitude(x)
     small = mad(horner(absolute * absolute, ERF_SMALL[dtype], fma), absolute, absolute, fma)
-    exponent = horner(at_most(absolute, end) - centre if centre else at_most(absolute, end), ERF_LARGE[dtype], fma)
+    moved = at_most(absolute, end) - centre if centre else at_most(absolute, end)
+    exponent = horner(moved, ERF_LARGE[dtype], fma)
     large = 1.0 - _exp2_normal(exponent, None, EXP2[dtype], fma)
     value = absolute.lt(border).where(small, large)
     return (bits(value) | (bits(x) & sign_mask(dtype))).bitcast(dtype)
@@ -377,8 +396,8 @@ def erf(x: UOp, fma: bool) -> UOp:
 
 
 def pow(x: UOp, y: UOp, fma: bool) -> UOp:
-    """x to the power y with the special cases of C's pow. At most 1 ulp in float32 (through float64), 2 ulp in
-    float64."""
+    """x to the power y with the special cases of C's pow. At most 1 ulp in float32 (through float64), 2 ulp
+    in float64."""
     absolute = magnitude(x)
     positive = _pow_single(absolute, y, fma) if x.dtype is F32 else _pow_double(absolute, y, fma)
     return _pow_special(x, y, absolute, positive)

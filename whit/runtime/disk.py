@@ -1,7 +1,8 @@
-"""DISK:path: a file as device memory, mapped into the address space, so that reading costs nothing until bytes are touched.
+"""DISK:path: a file as device memory, mapped into the address space, so that reading costs nothing until
+bytes are touched.
 
-Opening a device maps an existing file (for reading only, where it cannot be written); `allocate` makes or lengthens it. No
-kernels run here: copy to another device to compute.
+Opening a device maps an existing file (for reading only, where it cannot be written); `allocate` makes or
+lengthens it. No kernels run here: copy to another device to compute.
 """
 from __future__ import annotations
 
@@ -61,8 +62,10 @@ class DiskDevice(Device):
             self._fail(f"open {self.path}", error)
 
     def _fail(self, asked: str, error: Exception) -> NoReturn:
-        remedies = {errno.ENOENT: "create its folder, or correct the path", errno.ENOSPC: "free space on that disk",
-                    errno.EACCES: "change its permissions, or choose another path", errno.EISDIR: "name a file in it"}
+        remedies = {errno.ENOENT: "create its folder, or correct the path",
+                    errno.ENOSPC: "free space on that disk",
+                    errno.EACCES: "change its permissions, or choose another path",
+                    errno.EISDIR: "name a file in it"}
         code = getattr(error, "errno", None)
         raise DeviceError(f"{self.name}: {asked}", because=getattr(error, "strerror", None) or str(error),
                           fix=remedies.get(code or 0, "check the path and the disk")) from error
@@ -84,7 +87,8 @@ class DiskDevice(Device):
         return memoryview(self.map)
 
     def open_existing(self, nbytes: int) -> memoryview:
-        """The file from its start, without ever making or lengthening it. DeviceError if it has fewer than `nbytes`."""
+        """The file from its start, without ever making or lengthening it. DeviceError if it has fewer than
+        `nbytes`."""
         if not os.path.exists(self.path):
             self._fail(f"open {self.path}", FileNotFoundError(errno.ENOENT, "there is no such file"))
         if self.size < nbytes:
@@ -101,7 +105,8 @@ class DiskDevice(Device):
     def copyin(self, handle: Any, data: memoryview) -> None:
         view = memoryview(handle)
         if view.readonly:
-            raise DeviceError(f"{self.name}: write {human_bytes(data.nbytes)}", because="the file cannot be written",
+            raise DeviceError(f"{self.name}: write {human_bytes(data.nbytes)}",
+                              because="the file cannot be written",
                               fix="change its permissions, or copy it first")
         self._check(view, data)
         view[:data.nbytes] = data.cast("B")
@@ -119,7 +124,8 @@ class DiskDevice(Device):
             self._fail(f"read {self.path}", error)
         if view.nbytes < data.nbytes or present < self.size:
             raise DeviceError(f"{self.name}: {data.nbytes} bytes at {self.size - view.nbytes}",
-                              because=f"the file has {present} bytes", fix="it was truncated: fetch it again, or ask for less")
+                              because=f"the file has {present} bytes",
+                              fix="it was truncated: fetch it again, or ask for less")
 
     def _no_kernels(self, name: str) -> NoReturn:
         raise DeviceError(f"kernel {name} on {self.name}", because="DISK holds bytes and computes nothing",

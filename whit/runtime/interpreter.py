@@ -1,4 +1,5 @@
-"""Linear programs as Python source, one statement per lane, and the checks around it. The PYTHON device runs this.
+"""Linear programs as Python source, one statement per lane, and the checks around it. The PYTHON device runs
+this.
 
     r2 = RANGE(4); x = LOAD(p1, r2); y = MUL(x, x); STORE(p0, r2, y); END(r2)
 
@@ -26,7 +27,7 @@ from typing import Any, TypeAlias
 from whit.helpers import CompileError
 from whit.uop import DType, Op, Ops, UOp, dtypes
 from whit.uop.dtype import FLOAT_INFO, round_float, wrap
-from whit.uop.ops import COMPARE
+from whit.uop.ops import COMPARE, all_ops
 from whit.uop.uop import cast_value
 
 Scalar: TypeAlias = "bool | int | float"
@@ -34,7 +35,8 @@ Scalar: TypeAlias = "bool | int | float"
 # ---- elements in memory ------------------------------------------------------------------------------------
 
 # what a memoryview can hold directly; narrow floats are kept as their bits
-FORMAT = {dtype: dtype.fmt for dtype in dtypes.all if dtype.fmt and dtype is not dtypes.float16} | {dtypes.index: "q"}
+FORMAT = {dtype: dtype.fmt for dtype in dtypes.all if dtype.fmt}
+FORMAT |= {dtypes.index: "q"}
 FORMAT |= {dtypes.float16: "H", dtypes.bfloat16: "H", dtypes.fp8e4m3: "B", dtypes.fp8e5m2: "B"}
 
 
@@ -100,7 +102,8 @@ def bitcast(value: Scalar, before: DType, after: DType) -> Scalar:
 
 
 def to_odd(value: float, error: float) -> float:
-    """`value`, which is off by a nonzero `error`, replaced by its odd neighbour: rounding it again is then correct."""
+    """`value`, which is off by a nonzero `error`, replaced by its odd neighbour: rounding it again is then
+    correct."""
     if error == 0 or not math.isfinite(value) or not math.isfinite(error):
         return value
     if struct.unpack("<q", struct.pack("<d", value))[0] & 1:
@@ -168,7 +171,8 @@ class _Writer:
         params = sorted({u for u in self.code if u.op is Ops.PARAM}, key=lambda u: int(u.arg.slot))
         variables = sorted({u for u in self.code if u.op is Ops.VAR}, key=lambda u: str(u.arg.name))
         kinds = tuple((u.arg.slot, u.dtype.name, u.arg.size) for u in params)
-        scratch = tuple((u.arg.uid, u.dtype.name, u.arg.size, u.arg.shared) for u in self.code if u.op is Ops.LOCAL)
+        locals_ = [u for u in self.code if u.op is Ops.LOCAL]
+        scratch = tuple((u.arg.uid, u.dtype.name, u.arg.size, u.arg.shared) for u in locals_)
         head = [f"# {self.name}", f"PARAMS = {kinds!r}", f"LOCALS = {scratch!r}",
                 f"VARIABLES = {tuple(u.arg.name for u in variables)!r}",
                 f"BARRIERS = {any(u.op is Ops.BARRIER for u in self.code)}",
@@ -182,7 +186,8 @@ class _Writer:
         for node in self.code:
             self.instruction(node)
         if self.depth != 1:
-            raise CompileError(f"kernel {self.name}", because="a loop or an IF is not closed", fix="end every RANGE and IF")
+            raise CompileError(f"kernel {self.name}", because="a loop or an IF is not closed",
+                               fix="end every RANGE and IF")
         return "\n".join([*head, *self.lines, "    return", ""])
 
     def put(self, line: str) -> None:
@@ -209,9 +214,11 @@ class _Writer:
             handler(self, node)
         elif node.op.is_elementwise:
             operands = [self.of(s) for s in node.src]
-            self.lanes[node] = [self.assign(node, [o[lane] for o in operands]) for lane in range(node.dtype.count)]
+            rows = zip(*operands, strict=True)
+            self.lanes[node] = [self.assign(node, list(row)) for row in rows]
         elif node.op not in (Ops.PARAM, Ops.VAR, Ops.CONST, Ops.SINK):
-            raise CompileError(f"{node.op.name} on PYTHON", because="it is not an instruction of linear programs",
+            raise CompileError(f"{node.op.name} on PYTHON",
+                               because="it is not an instruction of linear programs",
                                fix="lower it before linearising")
 
     def assign(self, node: UOp, operands: list[str]) -> str:
@@ -258,11 +265,11 @@ class _Writer:
     def load(self, node: UOp) -> None:
         memory, masks = node.src[0], self.of(node.src[2]) if len(node.src) > 2 else []
         zero = "0.0" if node.dtype.is_float else "False" if node.dtype.is_bool else "0"
-        table = f"T_{node.dtype.scalar.name}" if node.dtype.scalar in _TABLED and memory.op is Ops.PARAM else ""
-        result = []
+        as_bits = node.dtype.scalar in _TABLED and memory.op is Ops.PARAM
+        name, slot, result = self.memory[memory], _slot(memory), []
         for lane, at in enumerate(self.places(node.src[1], node.dtype.count)):
-            text = f"{self.memory[memory]}[{at}] if -1 < {at} < n{_slot(memory)} else bad('read', {_slot(memory)!r}, {at})"
-            text = f"{table}[{text}]" if table else text
+            text = f"{name}[{at}] if -1 < {at} < n{slot} else bad('read', {slot!r}, {at})"
+            text = f"T_{node.dtype.scalar.name}[{text}]" if as_bits else text
             if masks:
                 text = f"({text}) if {masks[lane]} else {zero}"
             result.append(self.fresh())
@@ -271,10 +278,10 @@ class _Writer:
 
     def store(self, node: UOp) -> None:
         memory, value, masks = node.src[0], node.src[2], self.of(node.src[3]) if len(node.src) > 3 else []
-        kind = value.dtype.scalar
-        values = self.of(value)
+        kind, values = value.dtype.scalar, self.of(value)
+        as_bits = kind in _TABLED and memory.op is Ops.PARAM
         for lane, at in enumerate(self.places(node.src[1], value.dtype.count)):
-            text = f"E_{kind.name}({values[lane]})" if kind in _TABLED and memory.op is Ops.PARAM else values[lane]
+            text = f"E_{kind.name}({values[lane]})" if as_bits else values[lane]
             if masks:
                 self.open(f"if {masks[lane]}:")
             self.put(f"if not -1 < {at} < n{_slot(memory)}: bad('write', {_slot(memory)!r}, {at})")
@@ -291,7 +298,8 @@ class _Writer:
         return names
 
     def pick(self, node: UOp) -> None:
-        """BROADCAST, STACK, EXTRACT, SHUFFLE: new names for old lanes; copies where a register could change later."""
+        """BROADCAST, STACK, EXTRACT, SHUFFLE: new names for old lanes; copies where a register could change
+        later."""
         source = [lane for s in node.src for lane in self.of(s)]
         if node.op is Ops.BROADCAST:
             source = source * node.dtype.count
@@ -316,7 +324,8 @@ class _Writer:
 _HANDLERS: dict[Op, Callable[[_Writer, UOp], None]] = {
     Ops.RANGE: _Writer.loop, Ops.END: _Writer.end, Ops.IF: _Writer.condition, Ops.ENDIF: _Writer.end,
     Ops.SPECIAL: _Writer.special, Ops.REG: _Writer.register, Ops.SET: _Writer.set, Ops.LOCAL: _Writer.scratch,
-    Ops.BARRIER: _Writer.barrier, Ops.LOAD: _Writer.load, Ops.STORE: _Writer.store, Ops.BROADCAST: _Writer.pick,
+    Ops.BARRIER: _Writer.barrier, Ops.LOAD: _Writer.load, Ops.STORE: _Writer.store,
+    Ops.BROADCAST: _Writer.pick,
     Ops.STACK: _Writer.pick, Ops.EXTRACT: _Writer.pick, Ops.SHUFFLE: _Writer.pick, Ops.FOLD: _Writer.fold,
 }
 _TABLED = (dtypes.float16, dtypes.bfloat16, dtypes.fp8e4m3, dtypes.fp8e5m2)
@@ -329,7 +338,7 @@ def _slot(memory: UOp) -> int | str:
 def _literal(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if value != value else "inf" if value > 0 else "(-inf)"
-    return f"({value!r})" if isinstance(value, (int, float)) and value < 0 or str(value)[0] == "-" else repr(value)
+    return f"({value!r})" if str(value)[0] == "-" else repr(value)
 
 
 def rounded(result: str, text: str, dtype: DType) -> str:
@@ -346,7 +355,8 @@ def rounded(result: str, text: str, dtype: DType) -> str:
     return f"{result} = (({text}) + {top} & {mask}) - {top}"
 
 
-_INFIX = {Ops.ADD: "+", Ops.SUB: "-", Ops.MUL: "*", Ops.CMPLT: "<", Ops.CMPLE: "<=", Ops.CMPEQ: "==", Ops.CMPNE: "!=",
+_INFIX = {Ops.ADD: "+", Ops.SUB: "-", Ops.MUL: "*", Ops.CMPLT: "<", Ops.CMPLE: "<=", Ops.CMPEQ: "==",
+          Ops.CMPNE: "!=",
           Ops.AND: "&", Ops.OR: "|", Ops.XOR: "^"}
 
 
@@ -361,7 +371,8 @@ def expression(op: Op, dtype: DType, before: Sequence[DType], operands: Sequence
     if op is Ops.NEG:
         return f"-{operands[0]}", dtype.is_float
     if op is Ops.CAST:
-        if before[0].is_bool or (dtype in (dtypes.float64, dtypes.index) and not before[0].is_float) or dtype.is_bool:
+        takes_all = dtype in (dtypes.float64, dtypes.index) and not before[0].is_float
+        if takes_all or before[0].is_bool or dtype.is_bool:
             return f"{'float' if dtype.is_float else 'bool' if dtype.is_bool else 'int'}({operands[0]})", True
         if dtype.is_int and before[0].is_int:
             return operands[0], dtype.bitsize > before[0].bitsize and not dtype.is_unsigned
@@ -376,10 +387,11 @@ def expression(op: Op, dtype: DType, before: Sequence[DType], operands: Sequence
 @lru_cache(None)
 def environment() -> dict[str, Any]:
     """The names that kernels use, but for `bad`, which knows the kernel."""
-    env: dict[str, Any] = {"F": memoryview(bytearray(4)).cast("f"), "inf": math.inf, "nan": math.nan, "convert": convert,
+    env: dict[str, Any] = {"F": memoryview(bytearray(4)).cast("f"), "inf": math.inf, "nan": math.nan,
+                           "convert": convert,
                            "bitcast": bitcast, "multiply_add": multiply_add, "round_float": round_float}
     env |= {f"D_{dtype.name}": dtype for dtype in (*dtypes.all, dtypes.index)}
-    env |= {f"O_{name}": op.meaning for name, op in vars(Ops).items() if isinstance(op, Op) and op.meaning is not None}
+    env |= {f"O_{op.name}": op.meaning for op in all_ops() if op.meaning is not None}
     env |= {f"T_{dtype.name}": decode_table(dtype) for dtype in _TABLED}
     env |= {f"E_{dtype.name}": (lambda value, kind=dtype: encode(value, kind)) for dtype in _TABLED}
     return env

@@ -1,4 +1,5 @@
-"""NULL: allocates nothing and runs nothing, so that scheduling and compilation of any model can be tested anywhere."""
+"""NULL: allocates nothing and runs nothing, so that scheduling and compilation of any model can be tested
+anywhere."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -10,7 +11,8 @@ from whit.uop import ALU, Ops, UOp
 
 # like a current desktop CPU
 TARGET = Target(key="null-1", language="null", vector_bytes=32, vector_registers=16, threads=8,
-                native=ALU - {Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.ERF, Ops.POW, Ops.THREEFRY, Ops.FLOORDIV, Ops.FLOORMOD,
+                native=ALU - {Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.ERF, Ops.POW, Ops.THREEFRY, Ops.FLOORDIV,
+                              Ops.FLOORMOD,
                               Ops.RECIPROCAL})
 
 

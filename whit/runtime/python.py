@@ -1,5 +1,6 @@
-"""PYTHON: the reference device. It interprets linear programs with Python's own arithmetic and checks every access:
-bounds, races between tasks and work-items, reads of scratch that nobody wrote, barriers that not all work-items reach."""
+"""PYTHON: the reference device. It interprets linear programs with Python's own arithmetic and checks every
+access: bounds, races between tasks and work-items, reads of scratch that nobody wrote, barriers that not all
+work-items reach."""
 from __future__ import annotations
 
 import threading
@@ -15,7 +16,8 @@ from whit.runtime.device import Device, Launch, Program
 from whit.uop import ALU, UOp
 from whit.uop.dtype import dtype_of_name
 
-TARGET = Target(key="python-1", language="python", vector_bytes=16, vector_registers=16, threads=2, has_local=True,
+TARGET = Target(key="python-1", language="python", vector_bytes=16, vector_registers=16, threads=2,
+                has_local=True,
                 local_bytes=64 << 10, max_local=64, native=ALU, storage_only=())
 _FAULT = "this is a fault of the compiler or of a hand-written program: DEBUG=6 prints the program"
 _running = threading.RLock()  # the float32 cell of the environment is one for all
@@ -68,7 +70,8 @@ class PythonProgram(Program):
 
     def bad(self, action: str, slot: int | str, index: int) -> NoReturn:
         memory = f"buffer p{slot}" if isinstance(slot, int) else f"scratch {slot.removeprefix('_')}"
-        raise DeviceError(f"kernel {self.name}: {action} of {memory} at index {index}", because="that is out of bounds", fix=_FAULT)
+        raise DeviceError(f"kernel {self.name}: {action} of {memory} at index {index}",
+                          because="that is out of bounds", fix=_FAULT)
 
     def __call__(self, handles: Sequence[Any], variables: Sequence[int], wait: bool = False) -> float | None:
         start = time.perf_counter()
@@ -76,7 +79,8 @@ class PythonProgram(Program):
         memory: list[Any] = []
         for slot, dtype, size in self.env["PARAMS"]:
             if slot >= len(handles):
-                raise DeviceError(f"kernel {self.name} with {len(handles)} buffers", because=f"it takes p{slot}",
+                raise DeviceError(f"kernel {self.name} with {len(handles)} buffers",
+                                  because=f"it takes p{slot}",
                                   fix="pass a buffer for every PARAM")
             memory.append(typed(memoryview(handles[slot]), dtype, size))
         with _running:
@@ -86,14 +90,16 @@ class PythonProgram(Program):
     def run(self, memory: list[Any], variables: dict[str, int]) -> None:
         watch = Watch(self.name)
         if self.is_parallel:
-            memory = [Watched(m, f"buffer p{p[0]}", watch) for m, p in zip(memory, self.env["PARAMS"], strict=True)]
+            slots = [slot for slot, _, _ in self.env["PARAMS"]]
+            memory = [Watched(m, f"buffer p{slot}", watch) for m, slot in zip(memory, slots, strict=True)]
         groups = product(range(self.launch.tasks), *[range(size) for size in self.launch.global_size])
         for number, (task, *place) in enumerate(groups):
             special = {"thread": task, **{f"gidx{axis}": value for axis, value in enumerate(place)}}
             watch.group, watch.epoch = number, 0
             self.run_group(memory, variables, special, watch)
 
-    def run_group(self, memory: list[Any], variables: dict[str, int], special: dict[str, int], watch: Watch) -> None:
+    def run_group(self, memory: list[Any], variables: dict[str, int], special: dict[str, int],
+                  watch: Watch) -> None:
         """All work-items of a group: each runs up to the next barrier before any goes on."""
         shared = {uid: Watched([None] * size, f"scratch local{uid}", watch)
                   for uid, _, size, is_shared in self.env["LOCALS"] if is_shared}
@@ -113,8 +119,8 @@ class PythonProgram(Program):
                 if next(steps, self) is not self:
                     arrived.append((item, steps))
             if arrived and len(arrived) != len(waiting):
-                raise DeviceError(f"kernel {self.name}: {len(arrived)} of {len(waiting)} work-items wait at a barrier",
-                                  because="the others have ended", fix=_FAULT)
+                asked = f"kernel {self.name}: {len(arrived)} of {len(waiting)} work-items wait at a barrier"
+                raise DeviceError(asked, because="the others have ended", fix=_FAULT)
             waiting = arrived
             watch.epoch += 1
 
@@ -135,8 +141,8 @@ class Watch:
 
 
 class Watched:
-    """Memory that remembers who touched what. Two work-items conflict on an element if one of them writes it and no barrier
-    of their common group lies between."""
+    """Memory that remembers who touched what. Two work-items conflict on an element if one of them writes it
+    and no barrier of their common group lies between."""
 
     MANY = -1
 
@@ -163,7 +169,8 @@ class Watched:
             self.readers[index] = (group, self.MANY, epoch)
         value = self.memory[index]
         if value is None:
-            raise DeviceError(f"kernel {watch.kernel}: read of {self.title} at index {index}", because="nothing was written there",
+            raise DeviceError(f"kernel {watch.kernel}: read of {self.title} at index {index}",
+                              because="nothing was written there",
                               fix=_FAULT)
         return value
 
@@ -184,7 +191,9 @@ class Watched:
         watch = self.watch
 
         def who(group: int, item: int) -> str:
-            return "several" if group == self.MANY else f"work-item {'several' if item == self.MANY else item} of group {group}"
+            return f"work-item {'several' if item == self.MANY else item} of group {group}"
+        them = "several groups" if other[0] == self.MANY else who(*other[:2])
         raise DeviceError(f"kernel {watch.kernel}: race on {self.title} at index {index}",
-                          because=f"work-item {watch.item} of group {watch.group} {does} what {who(*other[:2])} {did}, "
-                                  "with no barrier between", fix=_FAULT)
+                          because=f"{who(watch.group, watch.item)} {does} what {them} {did}, with no barrier "
+                                  "between",
+                          fix=_FAULT)
