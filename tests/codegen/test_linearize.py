@@ -11,6 +11,7 @@ from whit.codegen.opts import apply, parse_opts
 from whit.codegen.target import Target
 from whit.uop import AxisType, DType, Op, Ops, ParamArg, UOp, dtypes
 from whit.uop.ops import all_ops
+from whit.uop.spec import verify
 from whit.uop.symbolic import simplify
 
 TARGET = Target("test", "python", vector_bytes=32, vector_registers=16, threads=4, native=frozenset(all_ops()))
@@ -42,9 +43,15 @@ def fold(size: int | UOp, uid: int) -> UOp:
 
 
 def program(ast: UOp, opts: str = "", target: Target = TARGET) -> UOp:
-    tiled = apply(prepare(ast), parse_opts(opts), target)
-    bound = simplify(bind_specials(group_reduces(tiled)))
-    return linearize(simplify(fuse_multiply_add(bound, target)), target)
+    ready = prepare(ast)
+    verify(ready, "kernel")
+    tiled = apply(ready, parse_opts(opts), target)
+    verify(tiled, "tiled")
+    lowered = simplify(fuse_multiply_add(simplify(bind_specials(group_reduces(tiled))), target))
+    verify(lowered, "tiled")
+    linear = linearize(lowered, target)
+    verify(linear, "linear")
+    return linear
 
 
 def run(ast: UOp, out: np.ndarray, *inputs: np.ndarray, opts: str = "", target: Target = TARGET, **variables: int) -> np.ndarray:

@@ -45,7 +45,7 @@ def generate(ast: UOp, target: Target, opts: Sequence[Opt] | None = None) -> Gen
 
 
 def _pipeline() -> tuple[Pass, ...]:
-    return (*lower_passes(), Pass("linearize", linearize, "kernel", "linear", "instructions in execution order"))
+    return (*lower_passes(), Pass("linearize", linearize, "tiled", "linear", "instructions in execution order"))
 
 
 def _launch(sizes: dict[str, int], prefix: str) -> tuple[int, ...]:

@@ -47,10 +47,10 @@ def drop_unit_ranges(ast: UOp) -> UOp:
             continue
         if node.op in (Ops.REDUCE, Ops.END):
             kept = [r for r in node.src[1:] if r not in units]
-            if node.op is Ops.REDUCE and not kept:  # a fold of one value
-                new[node] = new[node.src[0]]
-                continue
             src = (new[node.src[0]], *kept)
+            if not kept:  # a store or a fold of one value
+                new[node] = src[0]
+                continue
         else:
             src = tuple([new[s] for s in node.src])
         new[node] = node if src == node.src else node.replace(src=src)
@@ -195,7 +195,7 @@ def _substitute_everywhere(ast: UOp, changes: dict[UOp, UOp]) -> UOp:
 # ---- after opts ------------------------------------------------------------------------------------------------------
 
 
-def group_reduces(ast: UOp, _: Any = None) -> UOp:
+def group_reduces(ast: UOp) -> UOp:
     """A REDUCE over GROUP_REDUCE ranges becomes partial results in shared scratch and a loop that combines them.
 
     Before:  STORE(p, i, REDUCE(v, k, g; ADD))
@@ -243,7 +243,7 @@ def _mask(condition: UOp | None) -> tuple[UOp, ...]:
     return () if condition is None else (condition,)
 
 
-def bind_specials(ast: UOp, _: Any = None) -> UOp:
+def bind_specials(ast: UOp) -> UOp:
     """THREAD, GLOBAL, LOCAL and GROUP_REDUCE ranges become SPECIAL indices; ranges beyond what the hardware has share the last.
 
     Before:  RANGE(4; THREAD 3)
@@ -268,9 +268,9 @@ def bind_specials(ast: UOp, _: Any = None) -> UOp:
         if node in new:
             continue
         if node.op is Ops.END:
-            src = (new[node.src[0]], *[r for r in node.src[1:] if r not in changes])
-        else:
-            src = tuple([new[s] for s in node.src])
+            new[node] = new[node.src[0]].end(*[r for r in node.src[1:] if r not in changes])
+            continue
+        src = tuple([new[s] for s in node.src])
         new[node] = node if src == node.src else node.replace(src=src)
     return new[ast]
 
@@ -313,8 +313,8 @@ def _decompose(ast: UOp, target: Target) -> UOp:
 def lower_passes() -> tuple[Pass, ...]:
     """The pipeline between opts and `linearize`; each pass takes the Target as its context."""
     return (
-        Pass("group reduces", group_reduces, "kernel", "kernel", "partial results of work-items meet in shared scratch"),
-        Pass("bind specials", bind_specials, "tiled", "tiled", "THREAD, GLOBAL and LOCAL ranges are hardware indices"),
+        Pass("bind specials", lambda u, _: bind_specials(group_reduces(u)), "tiled", "tiled",
+             "work-items share reductions; THREAD, GLOBAL and LOCAL ranges are hardware indices"),
         Pass("simplify indices", lambda u, _: simplify(u), "tiled", "tiled", "canonical index arithmetic"),
         Pass("fuse multiply-add", fuse_multiply_add, "tiled", "tiled", "MULACC where the target has it"),
         Pass("decompose", _decompose, "tiled", "tiled", "only ops and dtypes that the target computes"),
