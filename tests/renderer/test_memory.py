@@ -1,4 +1,5 @@
 """Loads, stores, masks, gathers, registers, loops, folds and lanes of the CPU renderers, against NumPy."""
+
 from __future__ import annotations
 
 import itertools
@@ -11,7 +12,17 @@ from tests.renderer.test_ops import DEVICES, nasty
 from tests.runtime.linear_kernels import NUMPY, Kernel, run
 from whit.uop import DType, LocalArg, Op, Ops, UOp, dtypes
 
-ALL = [dtypes.bool, dtypes.int8, dtypes.int32, dtypes.uint64, dtypes.float16, dtypes.bfloat16, dtypes.fp8e4m3, dtypes.float32, dtypes.float64]
+ALL = [
+    dtypes.bool,
+    dtypes.int8,
+    dtypes.int32,
+    dtypes.uint64,
+    dtypes.float16,
+    dtypes.bfloat16,
+    dtypes.fp8e4m3,
+    dtypes.float32,
+    dtypes.float64,
+]
 
 
 def sample(dtype: DType, size: int, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -24,13 +35,16 @@ def lane_numbers(kernel: Kernel, count: int) -> UOp:
 
 
 def vector_index(kernel: Kernel, base: UOp, count: int) -> UOp:
-    return kernel.alu(Ops.ADD, kernel.add(Ops.BROADCAST, dtypes.index.vec(count), base), lane_numbers(kernel, count))
+    return kernel.alu(
+        Ops.ADD, kernel.add(Ops.BROADCAST, dtypes.index.vec(count), base), lane_numbers(kernel, count)
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ALL, ids=str)
 def test_masked_tail(device: str, dtype: DType) -> None:
-    """Nine elements by eights: the last vector has one lane; what lies behind is neither read into the result nor written."""
+    """Nine elements by eights: the last vector has one lane; what lies behind is neither read into the result
+    nor written."""
     kernel, lanes, size = Kernel(), 8, 9
     out, a = kernel.param(0, dtype), kernel.param(1, dtype)
     loop = kernel.range(2)
@@ -87,7 +101,9 @@ def test_gather_and_scatter(device: str, dtype: DType) -> None:
     expected[0:16:4] = source[where][::2]
     expected[16:24] = source[where]
     expected[24:] = np.where(np.arange(8) % 2 == 0, source[where].astype(np.float64), 0).astype(source.dtype)
-    np.testing.assert_array_equal(run(device, kernel.linear(), before, source, where).view(np.uint8), expected.view(np.uint8))
+    np.testing.assert_array_equal(
+        run(device, kernel.linear(), before, source, where).view(np.uint8), expected.view(np.uint8)
+    )
 
 
 FOLDS = [(Ops.ADD, np.sum), (Ops.MUL, np.prod), (Ops.MAX, np.max), (Ops.MIN, np.min)]
@@ -102,10 +118,17 @@ def test_fold(device: str, lanes: int) -> None:
         value = kernel.load(a, kernel.const(0), lanes)
         for number, (op, _) in enumerate(FOLDS):
             kernel.store(out, kernel.const(number), kernel.add(Ops.FOLD, dtype, value, arg=op))
-        values = (sample(dtype, lanes, lanes) - (50 if dtype.kind in "if" else 0)).astype(NUMPY[dtype]) if dtype is not dtypes.bool \
+        values = (
+            (sample(dtype, lanes, lanes) - (50 if dtype.kind in "if" else 0)).astype(NUMPY[dtype])
+            if dtype is not dtypes.bool
             else sample(dtype, lanes, lanes)
-        expected = [function(values, dtype=values.dtype) if function in (np.sum, np.prod) and dtype is not dtypes.bool
-                    else function(values) for _, function in FOLDS]
+        )
+        expected = [
+            function(values, dtype=values.dtype)
+            if function in (np.sum, np.prod) and dtype is not dtypes.bool
+            else function(values)
+            for _, function in FOLDS
+        ]
         if dtype is dtypes.bool:
             expected = [values.any(), values.all(), values.any(), values.all()]
         got = run(device, kernel.linear(), np.zeros(4, values.dtype), values)
@@ -128,7 +151,11 @@ def test_folding_keeps_nan(device: str, op: Op) -> None:
         pair = (register, value) if place % 2 else (value, register)
         kernel.add(Ops.SET, dtypes.void, register, kernel.alu(op, *pair))
         kernel.end(loop)
-        kernel.store(out, kernel.const(0), kernel.add(Ops.FOLD, dtypes.float32, register, arg=op) if lanes > 1 else register)
+        kernel.store(
+            out,
+            kernel.const(0),
+            kernel.add(Ops.FOLD, dtypes.float32, register, arg=op) if lanes > 1 else register,
+        )
         assert np.isnan(run(device, kernel.linear(), np.zeros(1, np.float32), values)[0])
         if place > 1:
             break
@@ -145,7 +172,11 @@ def test_constant_on_either_side_of_max(device: str) -> None:
         value, zero = kernel.load(a, index, lanes), kernel.const(0.0, dtypes.float32.vec(lanes))
         for part, pair in enumerate(((value, zero), (zero, value))):
             for more, op in enumerate((Ops.MAX, Ops.MIN)):
-                kernel.store(out, kernel.alu(Ops.ADD, index, kernel.const(16 * (2 * part + more))), kernel.alu(op, *pair))
+                kernel.store(
+                    out,
+                    kernel.alu(Ops.ADD, index, kernel.const(16 * (2 * part + more))),
+                    kernel.alu(op, *pair),
+                )
         kernel.end(loop)
         got = run(device, kernel.linear(), np.zeros(64, np.float32), values)
         np.testing.assert_array_equal(got, np.concatenate([np.maximum(values, 0), np.minimum(values, 0)] * 2))
@@ -161,7 +192,10 @@ def test_matrix_product_with_registers_and_variable_loops(device: str) -> None:
     wide = dtypes.float32.vec(columns)
     outer = kernel.range(rows // 2)
     registers = [kernel.add(Ops.REG, wide, kernel.const(0.0, wide), arg=number) for number in range(2)]
-    lines = [kernel.alu(Ops.ADD, kernel.alu(Ops.MUL, outer, kernel.const(2)), kernel.const(number)) for number in range(2)]
+    lines = [
+        kernel.alu(Ops.ADD, kernel.alu(Ops.MUL, outer, kernel.const(2)), kernel.const(number))
+        for number in range(2)
+    ]
     inner = kernel.range(depth)
     line = kernel.load(b, kernel.alu(Ops.MUL, inner, kernel.const(columns)), columns)
     for number, register in enumerate(registers):
@@ -175,20 +209,29 @@ def test_matrix_product_with_registers_and_variable_loops(device: str) -> None:
     for size in (0, 1, 19):
         left = np.random.default_rng(0).normal(size=(rows, max(size, 1))).astype(np.float32)[:, :size]
         right = np.random.default_rng(1).normal(size=(size, columns)).astype(np.float32)
-        got = run(device, kernel.linear(), np.ones((rows, columns), np.float32), left, right, variables=[size])
+        got = run(
+            device, kernel.linear(), np.ones((rows, columns), np.float32), left, right, variables=[size]
+        )
         np.testing.assert_allclose(got, left.astype(np.float64) @ right, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_lanes_scratch_and_branches(device: str) -> None:
-    """STACK, EXTRACT, SHUFFLE, LOCAL and IF: out = reversed(a) where the sum of a is above the variable, else unchanged."""
+    """STACK, EXTRACT, SHUFFLE, LOCAL and IF: out = reversed(a) where the sum of a is above the variable, else
+    unchanged."""
     kernel = Kernel()
-    out, a, limit = kernel.param(0, dtypes.int32), kernel.param(1, dtypes.int32), kernel.var("limit", -1000, 1000)
+    out, a, limit = (
+        kernel.param(0, dtypes.int32),
+        kernel.param(1, dtypes.int32),
+        kernel.var("limit", -1000, 1000),
+    )
     scratch = kernel.add(Ops.LOCAL, dtypes.int32, arg=LocalArg(0, 4, False))
     value = kernel.load(a, kernel.const(0), 4)
     kernel.store(scratch, kernel.const(0), value)
     parts = [kernel.add(Ops.EXTRACT, dtypes.int32, value, arg=lane) for lane in range(4)]
-    total = kernel.add(Ops.FOLD, dtypes.int32, kernel.add(Ops.STACK, dtypes.int32.vec(4), *parts), arg=Ops.ADD)
+    total = kernel.add(
+        Ops.FOLD, dtypes.int32, kernel.add(Ops.STACK, dtypes.int32.vec(4), *parts), arg=Ops.ADD
+    )
     bound = kernel.add(Ops.CAST, dtypes.int32, limit)
     branch = kernel.add(Ops.IF, dtypes.void, kernel.alu(Ops.CMPLT, bound, total))
     again = kernel.load(scratch, kernel.const(0), 4)
@@ -196,8 +239,12 @@ def test_lanes_scratch_and_branches(device: str) -> None:
     kernel.add(Ops.ENDIF, dtypes.void, branch)
     kernel.add(Ops.BARRIER, dtypes.void)
     values = np.array([1, 2, 3, 4], np.int32)
-    np.testing.assert_array_equal(run(device, kernel.linear(), np.zeros(4, np.int32), values, variables=[9]), [4, 3, 2, 1])
-    np.testing.assert_array_equal(run(device, kernel.linear(), np.zeros(4, np.int32), values, variables=[10]), [0, 0, 0, 0])
+    np.testing.assert_array_equal(
+        run(device, kernel.linear(), np.zeros(4, np.int32), values, variables=[9]), [4, 3, 2, 1]
+    )
+    np.testing.assert_array_equal(
+        run(device, kernel.linear(), np.zeros(4, np.int32), values, variables=[10]), [0, 0, 0, 0]
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -206,22 +253,35 @@ def test_variables_come_sorted_by_name(device: str) -> None:
     out, z, b = kernel.param(0, dtypes.int64), kernel.var("z", 0, 9), kernel.var("b", 0, 9)
     for place, variable in enumerate((z, b)):
         kernel.store(out, kernel.const(place), kernel.add(Ops.CAST, dtypes.int64, variable))
-    np.testing.assert_array_equal(run(device, kernel.linear(), np.zeros(2, np.int64), variables=[1, 2]), [2, 1])
+    np.testing.assert_array_equal(
+        run(device, kernel.linear(), np.zeros(2, np.int64), variables=[1, 2]), [2, 1]
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_masks_mix_with_bools(device: str) -> None:
     """Masks of different lane widths meet in AND, OR, WHERE, comparisons, memory and registers."""
     kernel, lanes = Kernel(), 8
-    out, a, b, c = kernel.param(0, dtypes.bool), kernel.param(1, dtypes.float64), kernel.param(2, dtypes.int8), kernel.param(3, dtypes.bool)
+    out, a, b, c = (
+        kernel.param(0, dtypes.bool),
+        kernel.param(1, dtypes.float64),
+        kernel.param(2, dtypes.int8),
+        kernel.param(3, dtypes.bool),
+    )
     zero = kernel.const(0)
     x, y, z = kernel.load(a, zero, lanes), kernel.load(b, zero, lanes), kernel.load(c, zero, lanes)
     p = kernel.alu(Ops.CMPLT, x, kernel.const(1.0, x.dtype))
     q = kernel.alu(Ops.CMPLE, kernel.const(2, y.dtype), y)
     register = kernel.add(Ops.REG, p.dtype, p, arg=0)
     kernel.add(Ops.SET, dtypes.void, register, kernel.alu(Ops.XOR, register, kernel.const(True, p.dtype)))
-    results = [kernel.alu(Ops.AND, p, q), kernel.alu(Ops.OR, q, z), kernel.alu(Ops.WHERE, z, p, q), kernel.alu(Ops.CMPLT, p, q),
-               kernel.alu(Ops.CMPEQ, p, z), kernel.alu(Ops.AND, register, z)]
+    results = [
+        kernel.alu(Ops.AND, p, q),
+        kernel.alu(Ops.OR, q, z),
+        kernel.alu(Ops.WHERE, z, p, q),
+        kernel.alu(Ops.CMPLT, p, q),
+        kernel.alu(Ops.CMPEQ, p, z),
+        kernel.alu(Ops.AND, register, z),
+    ]
     for number, result in enumerate(results):
         kernel.store(out, kernel.const(number * lanes), result)
     av, bv, cv = np.arange(8) % 3 / 1.5, (np.arange(8) % 5).astype(np.int8), np.arange(8) % 2 == 0

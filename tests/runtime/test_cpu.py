@@ -1,4 +1,6 @@
-"""The CPU device: memory, copies, names, compilers that are missing or fail, the disk cache between processes."""
+"""The CPU device: memory, copies, names, compilers that are missing or fail, the disk cache between
+processes."""
+
 from __future__ import annotations
 
 import array
@@ -36,7 +38,10 @@ def add_one(size: int = 8) -> UOp:
 # ---- memory
 
 
-@pytest.mark.parametrize("nbytes", [1, 63, 64, 65, 100, 4095, 4096, 5000, 1 << 16, (1 << 16) + 1, 1 << 20, 3_000_001, 2**31 + 5, 2**40])
+@pytest.mark.parametrize(
+    "nbytes",
+    [1, 63, 64, 65, 100, 4095, 4096, 5000, 1 << 16, (1 << 16) + 1, 1 << 20, 3_000_001, 2**31 + 5, 2**40],
+)
 def test_size_classes(nbytes: int) -> None:
     size = size_class(nbytes)
     assert size >= nbytes and size % 64 == 0 and size_class(size) == size
@@ -92,8 +97,13 @@ def test_buffers_give_their_memory_back() -> None:
 
 def test_copies_take_every_memoryview() -> None:
     target = Buffer("CPU", 16)
-    for data in (memoryview(bytes(range(16))), memoryview(bytearray(range(16))), memoryview(array.array("i", [1, -2, 3, -4])),
-                 memoryview(np.arange(4, dtype=np.float32).reshape(2, 2)), memoryview(np.arange(2.0)).toreadonly()):
+    for data in (
+        memoryview(bytes(range(16))),
+        memoryview(bytearray(range(16))),
+        memoryview(array.array("i", [1, -2, 3, -4])),
+        memoryview(np.arange(4, dtype=np.float32).reshape(2, 2)),
+        memoryview(np.arange(2.0)).toreadonly(),
+    ):
         target.copyin(data)
         assert bytes(target.copyout()) == data.tobytes()
     out = np.zeros((2, 2), np.float32)
@@ -214,19 +224,34 @@ pool.pool()
 print("llvmlite" in sys.modules, "numpy" in sys.modules)
 """
     environment = {**os.environ, "WHIT_CACHE": str(tmp_path)}
-    outputs = [subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True,
-                              check=True).stdout.split() for _ in range(2)]
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for _ in range(2)
+    ]
     assert outputs == [["True", "False"], ["False", "False"]]
 
 
 def test_processes_share_a_cache(tmp_path: Path) -> None:
     """Several processes start at once on an empty cache, with entries that are damaged in between."""
-    code = "from tests.runtime.test_cpu_pool import add_thread, run, np\n" \
-           "print(run('CPU', add_thread(3), np.zeros(3, np.int64), tasks=3).tolist())"
+    code = (
+        "from tests.runtime.test_cpu_pool import add_thread, run, np\n"
+        "print(run('CPU', add_thread(3), np.zeros(3, np.int64), tasks=3).tolist())"
+    )
     environment = {**os.environ, "WHIT_CACHE": str(tmp_path)}
     for _ in range(2):
-        started = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-                   for _ in range(3)]
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-c", code], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+            )
+            for _ in range(3)
+        ]
         assert [process.communicate()[0].strip() for process in started] == ["[1, 2, 3]"] * 3
         for file in (tmp_path / "native").iterdir():
             file.write_bytes(file.read_bytes()[:-40])
@@ -235,7 +260,10 @@ def test_processes_share_a_cache(tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    code = "import warnings; warnings.simplefilter('ignore')\nfrom whit.runtime import pool; pool.pool(); print('fine')"
+    code = "import warnings; warnings.simplefilter('ignore')\n"
+    code += "from whit.runtime import pool; pool.pool(); print('fine')"
     environment = {**os.environ, "WHIT_CACHE": str(tmp_path / "file")}
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "fine"

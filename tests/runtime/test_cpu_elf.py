@@ -1,4 +1,6 @@
-"""The object loader on hand-made cases: constants, calls between functions, jump tables, and files that are not good."""
+"""The object loader on hand-made cases: constants, calls between functions, jump tables, and files that are
+not good."""
+
 from __future__ import annotations
 
 import contextlib
@@ -26,7 +28,8 @@ define i64 @pick(i64 %i) {
 }
 define double @half(double %x) { %y = fmul double %x, 0.5 ret double %y }
 define i64 @choose(i64 %i) {
-  switch i64 %i, label %other [ i64 0, label %a  i64 1, label %b  i64 2, label %c  i64 3, label %d  i64 4, label %e ]
+  switch i64 %i, label %other
+    [ i64 0, label %a  i64 1, label %b  i64 2, label %c  i64 3, label %d  i64 4, label %e ]
 a: ret i64 100
 b: ret i64 7
 c: ret i64 -3
@@ -57,11 +60,21 @@ def test_memory_is_never_writable_and_executable() -> None:
     raise AssertionError("the image is not mapped")
 
 
-@pytest.mark.parametrize("text, why", [
-    ("declare double @sin(double)\ndefine double @f(double %x) { %y = call double @sin(double %x) ret double %y }", "calls sin"),
-    ("@state = global i64 5\ndefine i64 @f() { %v = load i64, ptr @state ret i64 %v }", "writable data"),
-    ("@far = external global i64\ndefine i64 @f() { %v = load i64, ptr @far ret i64 %v }", "far|relocation"),
-])
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        (
+            "declare double @sin(double)\n"
+            "define double @f(double %x) { %y = call double @sin(double %x) ret double %y }",
+            "calls sin",
+        ),
+        ("@state = global i64 5\ndefine i64 @f() { %v = load i64, ptr @state ret i64 %v }", "writable data"),
+        (
+            "@far = external global i64\ndefine i64 @f() { %v = load i64, ptr @far ret i64 %v }",
+            "far|relocation",
+        ),
+    ],
+)
 def test_what_a_kernel_must_not_have(text: str, why: str) -> None:
     with pytest.raises(CompileError, match=why):
         elf.load(native.compile_ir(text, "bad"))
@@ -73,7 +86,8 @@ def test_text_that_llvm_refuses() -> None:
 
 
 def test_truncated_and_damaged_files() -> None:
-    """Every prefix fails with CompileError; random damage fails so or loads, and never takes the process down."""
+    """Every prefix fails with CompileError; random damage fails so or loads, and never takes the process
+    down."""
     good = native.compile_ir(TABLE, "t")
     for size in range(0, len(good), 7):
         with pytest.raises(CompileError):
@@ -106,11 +120,14 @@ def test_x86_relocations_by_hand() -> None:
 
 
 def test_arm_relocations_by_hand() -> None:
-    """Against the encodings of the Arm manual: adrp x0, +0x12345 pages; add x0, x0, #0x678; ldr q0, [x0, #0x670]; bl +8."""
+    """Against the encodings of the Arm manual: adrp x0, +0x12345 pages; add x0, x0, #0x678; ldr q0, [x0,
+    #0x670]; bl +8."""
+
     def patched(word: int, kind: int, value: int, here: int) -> int:
         memory = bytearray(word.to_bytes(4, "little"))
         elf._relocate_arm(memory, 0, kind, value, here)
         return int.from_bytes(memory, "little")
+
     assert patched(0x90000000, 275, 0x12345678, 0x678) == 0xB0091A20  # immhi 0x48d1, immlo 1
     assert patched(0x91000000, 277, 0x12345678, 0) == 0x9119E000
     assert patched(0x3DC00000, 299, 0x12345670, 0) == 0x3DC19C00
@@ -121,9 +138,24 @@ def test_arm_relocations_by_hand() -> None:
 @pytest.mark.skipif(not shutil.which("gcc") or platform.machine() != "x86_64", reason="no gcc")
 def test_an_object_of_gcc(tmp_path: Path) -> None:
     source = tmp_path / "t.c"
-    source.write_text("static const int t[] = {3, 1, 4, 1, 5, 9, 2, 6};\nint at(long i) { return t[i & 7]; }\n"
-                      "double f(double x) { return x * 1.5 + 0.25; }\nint sum(void) { int s = 0; for (long i = 0; i < 8; i++) s += at(i); return s; }")
-    subprocess.run(["gcc", "-O1", "-c", "-fPIC", "-fno-asynchronous-unwind-tables", str(source), "-o", str(tmp_path / "t.o")], check=True)
+    source.write_text(
+        "static const int t[] = {3, 1, 4, 1, 5, 9, 2, 6};\nint at(long i) { return t[i & 7]; }\n"
+        "double f(double x) { return x * 1.5 + 0.25; }\n"
+        "int sum(void) { int s = 0; for (long i = 0; i < 8; i++) s += at(i); return s; }"
+    )
+    subprocess.run(
+        [
+            "gcc",
+            "-O1",
+            "-c",
+            "-fPIC",
+            "-fno-asynchronous-unwind-tables",
+            str(source),
+            "-o",
+            str(tmp_path / "t.o"),
+        ],
+        check=True,
+    )
     image = elf.load((tmp_path / "t.o").read_bytes())
     assert ctypes.CFUNCTYPE(ctypes.c_int)(image["sum"])() == 31
     assert ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(image["f"])(2.0) == 3.25

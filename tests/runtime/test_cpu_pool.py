@@ -1,4 +1,6 @@
-"""The pool of native threads and the replay of plans: right under load, after a fork, with several Python threads."""
+"""The pool of native threads and the replay of plans: right under load, after a fork, with several Python
+threads."""
+
 from __future__ import annotations
 
 import os
@@ -101,6 +103,7 @@ def test_more_threads_than_cores() -> None:
         assert isinstance(kernel, CPUProgram)
         data = buffer("CPU", np.zeros(50, np.int64))
         from whit.runtime.cpu import pointers, values
+
         for _ in range(200):
             crowd.run(crowd.state, kernel.address, pointers([data.handle]), values([]), 50)
         np.testing.assert_array_equal(read(data, np.int64, 50), 200 * 20 * np.arange(1, 51))
@@ -118,11 +121,17 @@ def test_close_and_start_again() -> None:
 def random_plan(seed: int) -> tuple[list[PlanCall], list[np.ndarray[Any, Any]]]:
     """Thirty dependent calls over four arrays, some threaded, some with a variable."""
     rng = random.Random(seed)
-    kinds = [(program("CPU", add_thread(8), tasks=8), 1, 0), (program("CPU", axpy(8)), 2, 1), (program("CPU", prefix(8, 8), tasks=8), 2, 0)]
+    kinds = [
+        (program("CPU", add_thread(8), tasks=8), 1, 0),
+        (program("CPU", axpy(8)), 2, 1),
+        (program("CPU", prefix(8, 8), tasks=8), 2, 0),
+    ]
     calls = []
     for _ in range(30):
         kernel, buffers, variables = rng.choice(kinds)
-        calls.append(PlanCall(kernel, tuple(rng.sample(range(4), buffers)), tuple(rng.choices(range(2), k=variables))))
+        calls.append(
+            PlanCall(kernel, tuple(rng.sample(range(4), buffers)), tuple(rng.choices(range(2), k=variables)))
+        )
     return calls, [np.array([rng.randrange(5) for _ in range(8)], np.int64) for _ in range(4)]
 
 
@@ -177,7 +186,9 @@ print([os.waitstatus_to_exitcode(os.waitpid(c, 0)[1]) for c in children])
 
 
 def test_fork() -> None:
-    result = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert result.stdout.strip().splitlines()[-1:] == ["[0, 0, 0]"], result.stderr
     assert result.returncode == 0
 
@@ -185,5 +196,7 @@ def test_fork() -> None:
 def test_process_ends_while_workers_spin_or_sleep() -> None:
     for pause in ("", "import time; time.sleep(0.01)"):
         code = SCRIPT.split("children = []")[0] + pause + "\nprint('end')"
-        result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=30)
+        result = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=30
+        )
         assert result.stdout.strip().endswith("end") and result.returncode == 0, result.stderr

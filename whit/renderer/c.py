@@ -1,9 +1,12 @@
-"""Linear program -> C with vector extensions, for gcc (>= 12) and clang. The values are those of the LLVM renderer.
+"""Linear program -> C with vector extensions, for gcc (>= 12) and clang. The values are those of the LLVM
+renderer.
 
-Types: i8 … u64, f32, f64; small floats are u16 or u8 bits; a vector of 8 float32 is f32x8 (lanes are rounded up to a power of
-two, the extra ones hold anything). A scalar bool is _Bool; a bool vector is a mask: integers 0 or -1, of whatever width the
-comparison had, converted where it is used. What the vector extension lacks is a loop over the lanes, which compilers vectorise.
+Types: i8 … u64, f32, f64; small floats are u16 or u8 bits; a vector of 8 float32 is f32x8 (lanes are rounded
+up to a power of two, the extra ones hold anything). A scalar bool is _Bool; a bool vector is a mask: integers
+0 or -1, of whatever width the comparison had, converted where it is used. What the vector extension lacks is
+a loop over the lanes, which compilers vectorise.
 """
+
 from __future__ import annotations
 
 import math
@@ -18,12 +21,13 @@ from whit.uop.uop import variables_of
 _SMALL = (dtypes.float16, dtypes.bfloat16, dtypes.fp8e4m3, dtypes.fp8e5m2)
 
 _PRELUDE = """\
-typedef signed char i8; typedef unsigned char u8; typedef short i16; typedef unsigned short u16; typedef int i32;
-typedef unsigned u32; typedef long long i64; typedef unsigned long long u64; typedef float f32; typedef double f64;
-typedef union { f32 f; u32 i; } word;
+typedef signed char i8; typedef unsigned char u8; typedef short i16; typedef unsigned short u16;
+typedef int i32; typedef unsigned u32; typedef long long i64; typedef unsigned long long u64;
+typedef float f32; typedef double f64; typedef union { f32 f; u32 i; } word;
 """
 
-# float64 -> float32 such that a second rounding gives what one rounding would: inexact results get an odd last bit
+# float64 -> float32 such that a second rounding gives what one rounding would: inexact results get an odd
+# last bit
 _TO_ODD = """\
 static inline f32 to_odd(f64 x) {
   word w = {.f = (f32)x};
@@ -69,7 +73,15 @@ def _literal(value: PyConst, dtype: DType) -> str:
         return str(number)
     if number == -(1 << 63):
         return "(-9223372036854775807LL - 1)"
-    kind = "ULL" if dtype is dtypes.uint64 else "LL" if dtype.bitsize == 64 else "U" if dtype is dtypes.uint32 else ""
+    kind = (
+        "ULL"
+        if dtype is dtypes.uint64
+        else "LL"
+        if dtype.bitsize == 64
+        else "U"
+        if dtype is dtypes.uint32
+        else ""
+    )
     return f"({number}{kind})" if number < 0 else f"{number}{kind}"
 
 
@@ -102,7 +114,9 @@ class CRenderer:
             size = int(lane[1:]) // 8
             self.types[name] = (
                 f"typedef {lane} {name} __attribute__((vector_size({size * lanes})));\n"
-                f"typedef {lane} {name}_ __attribute__((vector_size({size * lanes}), aligned({size}), may_alias));")
+                f"typedef {lane} {name}_ "
+                f"__attribute__((vector_size({size * lanes}), aligned({size}), may_alias));"
+            )
         return name
 
     def type_of(self, dtype: DType, bits: int = 8) -> str:
@@ -130,7 +144,8 @@ class CRenderer:
         return self.mask(f"__builtin_convertvector({text}, {self.vector(f'i{bits}', count)})", bits, count)
 
     def by_lane(self, dtype: DType, expression: str, *args: str) -> str:
-        """A vector computed lane by lane: {0}, {1}, … in the expression stand for the lanes of the arguments, k for the number."""
+        """A vector computed lane by lane: {0}, {1}, … in the expression stand for the lanes of the arguments,
+        k for the number."""
         self.count += 1
         name = f"v{self.count}"
         bits = 8
@@ -151,7 +166,9 @@ class CRenderer:
         values = node.arg if isinstance(node.arg, tuple) else (node.arg,) * dtype.count
         values = (*values, *(values[-1],) * (_lanes(dtype.count) - dtype.count))
         if dtype.kind == "b":
-            return self.mask(f"({self.type_of(dtype)}){{{', '.join([str(-int(v)) for v in values])}}}", 8, dtype.count)
+            return self.mask(
+                f"({self.type_of(dtype)}){{{', '.join([str(-int(v)) for v in values])}}}", 8, dtype.count
+            )
         kind = self.type_of(dtype)
         return self.define(kind, f"({kind}){{{', '.join([_literal(v, dtype.scalar) for v in values])}}}")
 
@@ -174,12 +191,19 @@ class CRenderer:
             if special is not None:
                 special(self, node)
             elif op.is_alu:
-                self.names[node] = self.alu(op, node.dtype, [s.dtype for s in node.src], [self.value(s) for s in node.src])
+                self.names[node] = self.alu(
+                    op, node.dtype, [s.dtype for s in node.src], [self.value(s) for s in node.src]
+                )
             else:
-                raise CompileError(f"kernel {name}: C cannot spell {op.name}", because="it is no instruction of a linear program",
-                                   fix="report this kernel with DEBUG=6")
+                raise CompileError(
+                    f"kernel {name}: C cannot spell {op.name}",
+                    because="it is no instruction of a linear program",
+                    fix="report this kernel with DEBUG=6",
+                )
         head = f"void {name}(void *const *buffers, const i64 *variables, i64 thread) {{"
-        return "\n".join([_PRELUDE, *self.types.values(), *self.functions.values(), head, *self.lines, "}", ""])
+        return "\n".join(
+            [_PRELUDE, *self.types.values(), *self.functions.values(), head, *self.lines, "}", ""]
+        )
 
     def param(self, node: UOp) -> None:
         slot, kind = node.arg.slot, _lane_type(node.dtype)
@@ -222,11 +246,17 @@ class CRenderer:
     def held(self, node: UOp) -> str:
         """A value as a REG keeps it: masks in bytes."""
         text = self.value(node)
-        return self.as_mask(text, 8, node.dtype.count) if node.dtype.kind == "b" and node.dtype.count > 1 else text
+        return (
+            self.as_mask(text, 8, node.dtype.count)
+            if node.dtype.kind == "b" and node.dtype.count > 1
+            else text
+        )
 
     def local(self, node: UOp) -> None:
         self.names[node] = name = f"local{node.arg.uid}"
-        self.line(f"{_lane_type(node.dtype.scalar)} {name}[{max(1, node.arg.size)}] __attribute__((aligned(64)));")
+        self.line(
+            f"{_lane_type(node.dtype.scalar)} {name}[{max(1, node.arg.size)}] __attribute__((aligned(64)));"
+        )
 
     # ---- memory
 
@@ -240,7 +270,11 @@ class CRenderer:
             text = self.define(self.type_of(dtype), read if mask is None else f"{mask} ? {read} : 0")
         elif node.src[1].dtype.count > 1:
             read = memory + "[{0}]"
-            text = self.by_lane(raw, read, index) if mask is None else self.by_lane(raw, "{1} ? " + read + " : 0", index, mask)
+            text = (
+                self.by_lane(raw, read, index)
+                if mask is None
+                else self.by_lane(raw, "{1} ? " + read + " : 0", index, mask)
+            )
         elif mask is not None:
             text = self.by_lane(raw, f"{{0}} ? {memory}[{index} + k] : 0", mask)
         elif _lanes(count) == count:
@@ -278,7 +312,9 @@ class CRenderer:
         values = [*values, *[values[-1]] * (_lanes(dtype.count) - dtype.count)]
         kind = self.type_of(dtype)
         if dtype.kind == "b":
-            self.names[node] = self.mask(f"({kind}){{{', '.join([f'-({v})' for v in values])}}}", 8, dtype.count)
+            self.names[node] = self.mask(
+                f"({kind}){{{', '.join([f'-({v})' for v in values])}}}", 8, dtype.count
+            )
         else:
             self.names[node] = self.define(kind, f"({kind}){{{', '.join(values)}}}")
 
@@ -293,14 +329,17 @@ class CRenderer:
 
     def extract(self, node: UOp) -> None:
         source = node.src[0]
-        self.names[node] = self.define(self.type_of(node.dtype), self.lane(self.value(source), source.dtype, node.arg))
+        self.names[node] = self.define(
+            self.type_of(node.dtype), self.lane(self.value(source), source.dtype, node.arg)
+        )
 
     def shuffle(self, node: UOp) -> None:
         text, dtype = self.value(node.src[0]), node.src[0].dtype
         self.lanes(node, [self.lane(text, dtype, number) for number in node.arg])
 
     def fold(self, node: UOp) -> None:
-        """Halve until one lane is left (the same order as the LLVM renderer's); odd lanes are folded in at the end."""
+        """Halve until one lane is left (the same order as the LLVM renderer's); odd lanes are folded in at
+        the end."""
         source, op = node.src[0], node.arg
         text, dtype = self.value(source), source.dtype
         odd: list[str] = []
@@ -361,7 +400,11 @@ class CRenderer:
         end, kind = "f" if scalar is dtypes.float32 else "", _scalar_type(scalar)
         if scalar.is_float:
             if op in _FLOAT_FUNCTION:
-                return f"__builtin_{_FLOAT_FUNCTION[op]}{end}(" + ", ".join([f"{{{n}}}" for n in range(op.arity or 1)]) + ")"
+                return (
+                    f"__builtin_{_FLOAT_FUNCTION[op]}{end}("
+                    + ", ".join([f"{{{n}}}" for n in range(op.arity or 1)])
+                    + ")"
+                )
             if op is Ops.RECIPROCAL:
                 return f"1.0{end} / {{0}}"
             if op is Ops.MAX or op is Ops.MIN:
@@ -377,23 +420,32 @@ class CRenderer:
             return f"(u64){{1}} < {scalar.bitsize} ? {{0}} >> {{1}} : {fill}"
         elif op in (Ops.TRUNCDIV, Ops.TRUNCMOD, Ops.FLOORDIV, Ops.FLOORMOD):
             return f"{self.division(op, scalar)}({{0}}, {{1}})"
-        raise CompileError(f"C renderer: {op.name} on {scalar}", because="C has no operator for it",
-                           fix="leave it out of Target.native so that codegen decomposes it")
+        raise CompileError(
+            f"C renderer: {op.name} on {scalar}",
+            because="C has no operator for it",
+            fix="leave it out of Target.native so that codegen decomposes it",
+        )
 
     def division(self, op: Op, scalar: DType) -> str:
         """The name of a function that divides: 0 for a zero divisor, wrap for the least integer by -1."""
         kind = _scalar_type(scalar)
         name = f"{op.name.lower()}_{kind}"
         if name not in self.functions:
-            minus = "" if scalar.kind == "u" else f"  if (y == -1) return {'-x' if op in (Ops.TRUNCDIV, Ops.FLOORDIV) else '0'};\n"
+            minus = (
+                ""
+                if scalar.kind == "u"
+                else f"  if (y == -1) return {'-x' if op in (Ops.TRUNCDIV, Ops.FLOORDIV) else '0'};\n"
+            )
             floored = scalar.kind != "u" and op in (Ops.FLOORDIV, Ops.FLOORMOD)
             quotient, rest = "x / y", "x % y"
             if floored:
                 wrong = "((x % y != 0) & ((x % y < 0) != (y < 0)))"
                 quotient, rest = f"x / y - {wrong}", f"x % y + ({wrong} ? y : 0)"
             result = quotient if op in (Ops.TRUNCDIV, Ops.FLOORDIV) else rest
-            self.functions[name] = (f"static inline {kind} {name}({kind} x, {kind} y) {{\n  if (y == 0) return 0;\n{minus}"
-                                    f"  return {result};\n}}")
+            self.functions[name] = (
+                f"static inline {kind} {name}({kind} x, {kind} y) {{\n  if (y == 0) return 0;\n{minus}"
+                f"  return {result};\n}}"
+            )
         return name
 
     def where(self, dtype: DType, args: list[str]) -> str:
@@ -406,7 +458,9 @@ class CRenderer:
             return self.mask(f"({chosen} & {yes}) | (~{chosen} & {no})", bits, count)
         bits, kind = dtype.scalar.bitsize, self.type_of(dtype)
         chosen, whole = self.as_mask(args[0], bits, count), self.vector(f"i{bits}", count)
-        return self.define(kind, f"({kind})(({chosen} & ({whole}){args[1]}) | (~{chosen} & ({whole}){args[2]}))")
+        return self.define(
+            kind, f"({kind})(({chosen} & ({whole}){args[1]}) | (~{chosen} & ({whole}){args[2]}))"
+        )
 
     def compare(self, op: Op, operand: DType, args: list[str]) -> str:
         symbol, count = _COMPARE[op], operand.count
@@ -422,7 +476,9 @@ class CRenderer:
         if operand.count == 1:
             return self.define("_Bool", f"{args[0]} {symbol} {args[1]}")
         bits = self.mask_bits[args[0]]
-        return self.mask(f"{args[0]} {symbol} {self.as_mask(args[1], bits, operand.count)}", bits, operand.count)
+        return self.mask(
+            f"{args[0]} {symbol} {self.as_mask(args[1], bits, operand.count)}", bits, operand.count
+        )
 
     # ---- casts
 
@@ -438,13 +494,18 @@ class CRenderer:
         self.names[node] = self.define(there, f"((union {{ {here} a; {there} b; }}){{.a = {text}}}).b")
 
     def convert(self, text: str, source: DType, target: DType) -> str:
-        """CAST of a value: integers wrap, floats round to nearest even, float to integer truncates and saturates (NaN: 0)."""
+        """CAST of a value: integers wrap, floats round to nearest even, float to integer truncates and
+        saturates (NaN: 0)."""
         a, b, count = source.scalar, target.scalar, source.count
         if a is b:
             return text
         if b.kind == "b":
             nonzero = f"({text} & {(1 << (a.bitsize - 1)) - 1})" if a in _SMALL else text  # -0 is false
-            return self.define("_Bool", f"{nonzero} != 0") if count == 1 else self.mask(f"{nonzero} != 0", a.bitsize, count)
+            return (
+                self.define("_Bool", f"{nonzero} != 0")
+                if count == 1
+                else self.mask(f"{nonzero} != 0", a.bitsize, count)
+            )
         if a in _SMALL:
             return self.convert(self.widen(text, source), dtypes.float32.vec(count), target)
         if b in _SMALL:
@@ -452,12 +513,20 @@ class CRenderer:
                 double = self.convert(text, source, dtypes.float64.vec(count))
                 self.functions["to_odd"] = _TO_ODD
                 single = dtypes.float32.vec(count)
-                odd = self.define("f32", f"to_odd({double})") if count == 1 else self.by_lane(single, "to_odd({0})", double)
+                odd = (
+                    self.define("f32", f"to_odd({double})")
+                    if count == 1
+                    else self.by_lane(single, "to_odd({0})", double)
+                )
                 return self.narrow(odd, target)
             return self.narrow(self.convert(text, source, dtypes.float32.vec(count)), target)
         if a.is_float and not b.is_float:
             saturating = self.saturate(a, b)
-            return self.define(_scalar_type(b), saturating.format(text)) if count == 1 else self.by_lane(target, saturating, text)
+            return (
+                self.define(_scalar_type(b), saturating.format(text))
+                if count == 1
+                else self.by_lane(target, saturating, text)
+            )
         kind = self.type_of(target)
         if count == 1:
             return self.define(kind, f"({kind}){text}")
@@ -479,8 +548,10 @@ class CRenderer:
         kind = _scalar_type(target)
         above = _literal(float(high + 1), source)
         below = _literal(float(low), source)
-        return (f"{{0}} != {{0}} ? 0 : {{0}} >= {above} ? {_literal(high, target)} : {{0}} <= {below} ? "
-                f"{_literal(low, target)} : ({kind}){{0}}")
+        return (
+            f"{{0}} != {{0}} ? 0 : {{0}} >= {above} ? {_literal(high, target)} : {{0}} <= {below} ? "
+            f"{_literal(low, target)} : ({kind}){{0}}"
+        )
 
     def widen(self, text: str, dtype: DType) -> str:
         """Bits of a small float -> float32, exactly."""
@@ -507,9 +578,12 @@ class CRenderer:
         elif dtype is dtypes.bfloat16:
             body = "  return ((word){.i = (u32)x << 16}).f;"
         else:  # scaling by a power of two gets denormals right too
-            body = (f"  u32 m = x & {size}, sign = (u32)(x ^ m) << {32 - dtype.bitsize};\n"
-                    f"  word w = {{.i = m << {23 - info.mantissa}}}, r = {{.f = w.f * {_literal(2.0 ** (127 - info.bias), dtypes.float32)}}};\n"
-                    f"  r.i = (m >= {limit} ? w.i | 0x7F800000 : r.i) | sign;\n  return r.f;")
+            scale = _literal(2.0 ** (127 - info.bias), dtypes.float32)
+            body = (
+                f"  u32 m = x & {size}, sign = (u32)(x ^ m) << {32 - dtype.bitsize};\n"
+                f"  word w = {{.i = m << {23 - info.mantissa}}}, r = {{.f = w.f * {scale}}};\n"
+                f"  r.i = (m >= {limit} ? w.i | 0x7F800000 : r.i) | sign;\n  return r.f;"
+            )
         self.functions[name] = f"static inline f32 {name}({kind} x) {{\n{body}\n}}"
         return name
 
@@ -518,7 +592,10 @@ class CRenderer:
         if name in self.functions:
             return name
         if dtype is dtypes.float16 and self.half:
-            self.functions[name] = f"static inline u16 {name}(f32 x) {{\n  return ((union {{ _Float16 f; u16 i; }}){{.f = (_Float16)x}}).i;\n}}"
+            self.functions[name] = (
+                f"static inline u16 {name}(f32 x) {{\n"
+                "  return ((union { _Float16 f; u16 i; }){.f = (_Float16)x}).i;\n}"
+            )
             return name
         shift = 23 - info.mantissa
         top = ((1 << info.exponent) - 1) << info.mantissa if info.has_inf else (1 << (dtype.bitsize - 1)) - 1
@@ -526,13 +603,18 @@ class CRenderer:
         if info.bias != 127:  # re-bias, and let an addition round what is denormal in the small type
             magic = 2.0 ** (1 - info.bias - info.mantissa + 23)
             text = _literal(magic, dtypes.float32)
-            denormal = (f"  word s = {{.f = ((word){{.i = m}}).f + {text}}};\n  r -= {(127 - info.bias) << info.mantissa};\n"
-                        f"  r = m < {(128 - info.bias) << 23}u ? s.i - ((word){{.f = {text}}}).i : r;\n")
+            denormal = (
+                f"  word s = {{.f = ((word){{.i = m}}).f + {text}}};\n"
+                f"  r -= {(127 - info.bias) << info.mantissa};\n"
+                f"  r = m < {(128 - info.bias) << 23}u ? s.i - ((word){{.f = {text}}}).i : r;\n"
+            )
         self.functions[name] = (
             f"static inline {kind} {name}(f32 x) {{\n  u32 w = ((word){{.f = x}}).i, m = w & 0x7FFFFFFF, "
-            f"sign = (w ^ m) >> {32 - dtype.bitsize};\n  u32 r = (m + ((m >> {shift}) & 1) + {(1 << (shift - 1)) - 1}) >> {shift};\n"
+            f"sign = (w ^ m) >> {32 - dtype.bitsize};\n"
+            f"  u32 r = (m + ((m >> {shift}) & 1) + {(1 << (shift - 1)) - 1}) >> {shift};\n"
             f"{denormal}  r = r > {top} ? {top} : r;\n"
-            f"  return (m > 0x7F800000 ? {small_float_bits(math.nan, dtype)} : r) | sign;\n}}")
+            f"  return (m > 0x7F800000 ? {small_float_bits(math.nan, dtype)} : r) | sign;\n}}"
+        )
         return name
 
 
@@ -541,11 +623,27 @@ _BOOL = {Ops.ADD: "|", Ops.MUL: "&", Ops.MAX: "|", Ops.MIN: "&", Ops.AND: "&", O
 _COMPARE = {Ops.CMPLT: "<", Ops.CMPLE: "<=", Ops.CMPEQ: "==", Ops.CMPNE: "!="}
 _FLOAT_FUNCTION = {Ops.SQRT: "sqrt", Ops.TRUNC: "trunc", Ops.FLOOR: "floor", Ops.MULACC: "fma"}
 _INSTRUCTIONS: dict[Op, Callable[[CRenderer, UOp], None]] = {
-    Ops.PARAM: CRenderer.param, Ops.VAR: CRenderer.nothing, Ops.BARRIER: CRenderer.nothing, Ops.SPECIAL: CRenderer.special,
-    Ops.RANGE: CRenderer.range, Ops.END: CRenderer.close, Ops.REG: CRenderer.reg, Ops.SET: CRenderer.set, Ops.LOCAL: CRenderer.local,
-    Ops.IF: CRenderer.if_, Ops.ENDIF: CRenderer.close, Ops.LOAD: CRenderer.load, Ops.STORE: CRenderer.store,
-    Ops.BROADCAST: CRenderer.broadcast, Ops.STACK: CRenderer.stack, Ops.EXTRACT: CRenderer.extract, Ops.SHUFFLE: CRenderer.shuffle,
-    Ops.FOLD: CRenderer.fold, Ops.CAST: CRenderer.cast, Ops.BITCAST: CRenderer.bitcast}
+    Ops.PARAM: CRenderer.param,
+    Ops.VAR: CRenderer.nothing,
+    Ops.BARRIER: CRenderer.nothing,
+    Ops.SPECIAL: CRenderer.special,
+    Ops.RANGE: CRenderer.range,
+    Ops.END: CRenderer.close,
+    Ops.REG: CRenderer.reg,
+    Ops.SET: CRenderer.set,
+    Ops.LOCAL: CRenderer.local,
+    Ops.IF: CRenderer.if_,
+    Ops.ENDIF: CRenderer.close,
+    Ops.LOAD: CRenderer.load,
+    Ops.STORE: CRenderer.store,
+    Ops.BROADCAST: CRenderer.broadcast,
+    Ops.STACK: CRenderer.stack,
+    Ops.EXTRACT: CRenderer.extract,
+    Ops.SHUFFLE: CRenderer.shuffle,
+    Ops.FOLD: CRenderer.fold,
+    Ops.CAST: CRenderer.cast,
+    Ops.BITCAST: CRenderer.bitcast,
+}
 
 
 def render(linear: UOp, name: str, half: bool = True) -> str:

@@ -1,10 +1,11 @@
 """Linear program -> LLVM IR text, for any CPU that LLVM knows.
 
-Values: bool is i1 (i8 in memory), index is i64, float16, bfloat16 and the 8-bit floats are kept as bits (i16, i8) and converted
-at CASTs. Float arithmetic carries no fast-math flags: codegen has fused and reassociated what may be, and the error-free
-transformations inside its functions rely on every other operation being rounded as written. The text calls nothing but LLVM
-intrinsics that become instructions.
+Values: bool is i1 (i8 in memory), index is i64, float16, bfloat16 and the 8-bit floats are kept as bits (i16,
+i8) and converted at CASTs. Float arithmetic carries no fast-math flags: codegen has fused and reassociated
+what may be, and the error-free transformations inside its functions rely on every other operation being
+rounded as written. The text calls nothing but LLVM intrinsics that become instructions.
 """
+
 from __future__ import annotations
 
 import math
@@ -123,7 +124,9 @@ class LLVMRenderer:
         self.lines.append(f"{label}:")
         self.block = label
 
-    def call(self, intrinsic: str, result: DType, arguments: Sequence[tuple[str, str]], flags: str = "") -> str:
+    def call(
+        self, intrinsic: str, result: DType, arguments: Sequence[tuple[str, str]], flags: str = ""
+    ) -> str:
         """Call an intrinsic; arguments are (type, value)."""
         kind = type_of(result)
         self.declared[intrinsic] = f"declare {kind} @{intrinsic}({', '.join([t for t, _ in arguments])})"
@@ -156,12 +159,28 @@ class LLVMRenderer:
             elif op.is_alu:
                 self.names[node] = self.alu(op, node.dtype, node.src, [self.value(s) for s in node.src])
             else:
-                raise CompileError(f"kernel {name}: LLVM cannot spell {op.name}", because="it is no instruction of a linear program",
-                                   fix="report this kernel with DEBUG=6")
-        attributes = 'attributes #0 = { nounwind "no-builtins" "prefer-vector-width"="512" "min-legal-vector-width"="512" }'
-        head = f'define void @"{name}"(ptr noalias readonly %buffers, ptr noalias readonly %variables, i64 %thread) #0 {{\nentry:'
-        return "\n".join([head, *self.entry, *self.lines, "  ret void", "}", *self.declared.values(), attributes,
-                          *self.metadata(), ""])
+                raise CompileError(
+                    f"kernel {name}: LLVM cannot spell {op.name}",
+                    because="it is no instruction of a linear program",
+                    fix="report this kernel with DEBUG=6",
+                )
+        widths = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'
+        attributes = f'attributes #0 = {{ nounwind "no-builtins" {widths} }}'
+        arguments = "ptr noalias readonly %buffers, ptr noalias readonly %variables, i64 %thread"
+        head = f'define void @"{name}"({arguments}) #0 {{\nentry:'
+        return "\n".join(
+            [
+                head,
+                *self.entry,
+                *self.lines,
+                "  ret void",
+                "}",
+                *self.declared.values(),
+                attributes,
+                *self.metadata(),
+                "",
+            ]
+        )
 
     def prepare(self, linear: UOp) -> None:
         """Pointers of PARAMs and values of VARs at the top; alias scopes when a PARAM is stored to."""
@@ -174,15 +193,20 @@ class LLVMRenderer:
                 written = True
         for node in params:
             self.names[node] = pointer = f"%p{node.arg.slot}"
-            self.entry += [f"  {pointer}.at = getelementptr ptr, ptr %buffers, i64 {node.arg.slot}",
-                           f"  {pointer} = load ptr, ptr {pointer}.at"]
+            self.entry += [
+                f"  {pointer}.at = getelementptr ptr, ptr %buffers, i64 {node.arg.slot}",
+                f"  {pointer} = load ptr, ptr {pointer}.at",
+            ]
         if written and len(params) > 1:
             for number, node in enumerate(params):
-                self.scopes[node] = f", !alias.scope !{2 * number + 1 + len(params)}, !noalias !{2 * number + 2 + len(params)}"
+                own = 2 * number + 1 + len(params)
+                self.scopes[node] = f", !alias.scope !{own}, !noalias !{own + 1}"
         for position, node in enumerate(variables_of(linear.src)):
             self.names[node] = f"%var{position}"
-            self.entry += [f"  %var{position}.at = getelementptr i64, ptr %variables, i64 {position}",
-                           f"  %var{position} = load i64, ptr %var{position}.at"]
+            self.entry += [
+                f"  %var{position}.at = getelementptr i64, ptr %variables, i64 {position}",
+                f"  %var{position} = load i64, ptr %var{position}.at",
+            ]
 
     def metadata(self) -> list[str]:
         """One alias scope per PARAM: different PARAMs never overlap where one of them is stored to."""
@@ -215,9 +239,13 @@ class LLVMRenderer:
     def end(self, node: UOp) -> None:
         counter = self.names[node.src[0]]
         label, size = counter[3:], node.src[0].src[0]
-        self.lines += [f"  br label %{label}.latch", f"{label}.latch:", f"  {counter}.next = add nuw nsw i64 {counter}, 1",
-                       f"  {counter}.done = icmp eq i64 {counter}.next, {self.value(size)}",
-                       f"  br i1 {counter}.done, label %{label}.end, label %{label}"]
+        self.lines += [
+            f"  br label %{label}.latch",
+            f"{label}.latch:",
+            f"  {counter}.next = add nuw nsw i64 {counter}, 1",
+            f"  {counter}.done = icmp eq i64 {counter}.next, {self.value(size)}",
+            f"  br i1 {counter}.done, label %{label}.end, label %{label}",
+        ]
         self.open_block(f"{label}.end")
 
     def if_(self, node: UOp) -> None:
@@ -247,20 +275,24 @@ class LLVMRenderer:
 
     def local(self, node: UOp) -> None:
         self.names[node] = name = f"%local{node.arg.uid}"
-        self.entry.append(f"  {name} = alloca [{max(1, node.arg.size)} x {type_of(_memory_dtype(node.dtype))}], align 64")
+        self.entry.append(
+            f"  {name} = alloca [{max(1, node.arg.size)} x {type_of(_memory_dtype(node.dtype))}], align 64"
+        )
 
     def special(self, node: UOp) -> None:
         self.names[node] = "%thread" if node.arg.name == "thread" else "0"
 
     def nothing(self, node: UOp) -> None:
-        """PARAM and VAR stand in the entry block; a CPU task is alone in its group, so BARRIER does nothing."""
+        """PARAM and VAR stand in the entry block; a CPU task is alone in its group, so BARRIER does
+        nothing."""
 
     # ---- memory
 
     def address(self, memory: UOp, index: UOp, inbounds: bool) -> str:
         kind = "inbounds " if inbounds else ""
         element = type_of(_memory_dtype(memory.dtype.scalar))
-        return self.emit(f"getelementptr {kind}{element}, ptr {self.names[memory]}, {type_of(index.dtype)} {self.value(index)}")
+        where = f"{type_of(index.dtype)} {self.value(index)}"
+        return self.emit(f"getelementptr {kind}{element}, ptr {self.names[memory]}, {where}")
 
     def dummy(self, kind: str, purpose: str) -> str:
         """Memory for masked-off scalar accesses: reads see 0, writes are lost."""
@@ -279,22 +311,46 @@ class LLVMRenderer:
         where = self.address(memory, index, inbounds=mask is None)
         if index.dtype.count > 1:
             on = "splat (i1 true)" if mask is None else self.value(mask)
-            text = self.masked_call(f"llvm.masked.gather.{suffix(held)}.v{held.count}p0", held, f"<{held.count} x ptr>", where, align, on)
+            text = self.masked_call(
+                f"llvm.masked.gather.{suffix(held)}.v{held.count}p0",
+                held,
+                f"<{held.count} x ptr>",
+                where,
+                align,
+                on,
+            )
         elif mask is None:
             text = self.emit(f"load {kind}, ptr {where}, align {align}{scope}")
         elif held.count == 1:
             picked = self.emit(f"select i1 {self.value(mask)}, ptr {where}, ptr {self.dummy(kind, 'zero')}")
             text = self.emit(f"load {kind}, ptr {picked}, align {align}{scope}")
         else:
-            text = self.masked_call(f"llvm.masked.load.{suffix(held)}.p0", held, "ptr", where, align, self.value(mask))
-        self.names[node] = text if held is node.dtype else self.emit(f"icmp ne {kind} {text}, zeroinitializer") \
-            if held.count > 1 else self.emit(f"icmp ne i8 {text}, 0")
+            text = self.masked_call(
+                f"llvm.masked.load.{suffix(held)}.p0", held, "ptr", where, align, self.value(mask)
+            )
+        self.names[node] = (
+            text
+            if held is node.dtype
+            else self.emit(f"icmp ne {kind} {text}, zeroinitializer")
+            if held.count > 1
+            else self.emit(f"icmp ne i8 {text}, 0")
+        )
 
-    def masked_call(self, intrinsic: str, held: DType, pointers: str, where: str, align: int, mask: str) -> str:
+    def masked_call(
+        self, intrinsic: str, held: DType, pointers: str, where: str, align: int, mask: str
+    ) -> str:
         """A masked load or gather; lanes that are off give 0."""
         kind = type_of(held)
-        return self.call(intrinsic, held, [(pointers, where), ("i32", str(align)), (f"<{held.count} x i1>", mask),
-                                           (kind, "zeroinitializer")])
+        return self.call(
+            intrinsic,
+            held,
+            [
+                (pointers, where),
+                ("i32", str(align)),
+                (f"<{held.count} x i1>", mask),
+                (kind, "zeroinitializer"),
+            ],
+        )
 
     def store(self, node: UOp) -> None:
         memory, index, value = node.src[:3]
@@ -307,11 +363,16 @@ class LLVMRenderer:
         where = self.address(memory, index, inbounds=mask is None)
         if index.dtype.count > 1 or (mask is not None and held.count > 1):
             scatter = index.dtype.count > 1
-            name = f"llvm.masked.scatter.{suffix(held)}.v{held.count}p0" if scatter else f"llvm.masked.store.{suffix(held)}.p0"
+            name = (
+                f"llvm.masked.scatter.{suffix(held)}.v{held.count}p0"
+                if scatter
+                else f"llvm.masked.store.{suffix(held)}.p0"
+            )
             pointers = f"<{held.count} x ptr>" if scatter else "ptr"
             on = "splat (i1 true)" if mask is None else self.value(mask)
             self.declared[name] = f"declare void @{name}({kind}, {pointers}, i32, <{held.count} x i1>)"
-            self.lines.append(f"  call void @{name}({kind} {text}, {pointers} {where}, i32 {align}, <{held.count} x i1> {on})")
+            place = f"{pointers} {where}, i32 {align}, <{held.count} x i1> {on}"
+            self.lines.append(f"  call void @{name}({kind} {text}, {place})")
             return
         if mask is not None:
             where = self.emit(f"select i1 {self.value(mask)}, ptr {where}, ptr {self.dummy(kind, 'lost')}")
@@ -322,17 +383,23 @@ class LLVMRenderer:
     def broadcast(self, node: UOp) -> None:
         source, kind = node.src[0], type_of(node.dtype)
         first = self.emit(f"insertelement {kind} poison, {type_of(source.dtype)} {self.value(source)}, i64 0")
-        self.names[node] = self.emit(f"shufflevector {kind} {first}, {kind} poison, <{node.dtype.count} x i32> zeroinitializer")
+        self.names[node] = self.emit(
+            f"shufflevector {kind} {first}, {kind} poison, <{node.dtype.count} x i32> zeroinitializer"
+        )
 
     def stack(self, node: UOp) -> None:
         kind, text = type_of(node.dtype), "poison"
         for lane, source in enumerate(node.src):
-            text = self.emit(f"insertelement {kind} {text}, {type_of(source.dtype)} {self.value(source)}, i64 {lane}")
+            text = self.emit(
+                f"insertelement {kind} {text}, {type_of(source.dtype)} {self.value(source)}, i64 {lane}"
+            )
         self.names[node] = text
 
     def extract(self, node: UOp) -> None:
         source = node.src[0]
-        self.names[node] = self.emit(f"extractelement {type_of(source.dtype)} {self.value(source)}, i64 {node.arg}")
+        self.names[node] = self.emit(
+            f"extractelement {type_of(source.dtype)} {self.value(source)}, i64 {node.arg}"
+        )
 
     def shuffle(self, node: UOp) -> None:
         source = node.src[0]
@@ -355,7 +422,9 @@ class LLVMRenderer:
             narrow = dtype.scalar.vec(half)
             low, high = self.pick(text, dtype, range(half)), self.pick(text, dtype, range(half, 2 * half))
             if half == 1:
-                low, high = [self.emit(f"extractelement <1 x {type_of(narrow)}> {part}, i64 0") for part in (low, high)]
+                low, high = [
+                    self.emit(f"extractelement <1 x {type_of(narrow)}> {part}, i64 0") for part in (low, high)
+                ]
             text, dtype = self.alu(op, narrow, (), [low, high]), narrow
         for lane in odd:
             text = self.alu(op, dtype, (), [text, lane])
@@ -398,12 +467,16 @@ class LLVMRenderer:
             return self.extremum(op, dtype, args, src)
         if op in _FLOAT_INTRINSIC:
             return self.call(f"llvm.{_FLOAT_INTRINSIC[op]}.{suffix(dtype)}", dtype, [(kind, a) for a in args])
-        raise CompileError(f"LLVM renderer: {op.name} on {dtype}", because="LLVM has no instruction for it",
-                           fix="leave it out of Target.native so that codegen decomposes it")
+        raise CompileError(
+            f"LLVM renderer: {op.name} on {dtype}",
+            because="LLVM has no instruction for it",
+            fix="leave it out of Target.native so that codegen decomposes it",
+        )
 
     def extremum(self, op: Op, dtype: DType, args: list[str], src: Sequence[UOp]) -> str:
-        """MAX or MIN that returns NaN if either operand is: the machine's maxps returns its second operand then, so one
-        operand needs a test. A constant needs none; a REG (the accumulator) goes second, off the chain of tests."""
+        """MAX or MIN that returns NaN if either operand is: the machine's maxps returns its second operand
+        then, so one operand needs a test. A constant needs none; a REG (the accumulator) goes second, off the
+        chain of tests."""
         kind, compare = type_of(dtype), "ogt" if op is Ops.MAX else "olt"
         x, y = args
         if src and (src[0].op is Ops.REG or _is_number(src[0])) and not _is_number(src[1]):
@@ -425,13 +498,20 @@ class LLVMRenderer:
             product = self.emit(f"mul{exact} {kind} {args[0]}, {args[1]}")
             return self.emit(f"add{exact} {kind} {product}, {args[2]}")
         if op is Ops.MAX or op is Ops.MIN:
-            return self.call(f"llvm.{'u' if unsigned else 's'}{op.name.lower()}.{suffix(dtype)}", dtype, [(kind, a) for a in args])
+            return self.call(
+                f"llvm.{'u' if unsigned else 's'}{op.name.lower()}.{suffix(dtype)}",
+                dtype,
+                [(kind, a) for a in args],
+            )
         if op is Ops.SHL or op is Ops.SHR:
             return self.shift(op, dtype, args, src)
         if op in (Ops.TRUNCDIV, Ops.TRUNCMOD, Ops.FLOORDIV, Ops.FLOORMOD):
             return self.divide(op, dtype, args, src)
-        raise CompileError(f"LLVM renderer: {op.name} on {dtype}", because="LLVM has no instruction for it",
-                           fix="leave it out of Target.native so that codegen decomposes it")
+        raise CompileError(
+            f"LLVM renderer: {op.name} on {dtype}",
+            because="LLVM has no instruction for it",
+            fix="leave it out of Target.native so that codegen decomposes it",
+        )
 
     def shift(self, op: Op, dtype: DType, args: list[str], src: Sequence[UOp]) -> str:
         """Shifts by a negative amount or by the width and more give 0 (SHR of a signed value: the sign)."""
@@ -460,7 +540,10 @@ class LLVMRenderer:
         known = divisor is not None and divisor.op is Ops.CONST and not isinstance(divisor.arg, tuple)
         if known and divisor is not None and divisor.arg == 0:
             return constant(0, dtype)
-        if dtype.kind == "x" and op in (Ops.FLOORDIV, Ops.FLOORMOD):  # never a negative dividend (the contract)
+        if dtype.kind == "x" and op in (
+            Ops.FLOORDIV,
+            Ops.FLOORMOD,
+        ):  # never a negative dividend (the contract)
             return self.emit(f"{'udiv' if op is Ops.FLOORDIV else 'urem'} {kind} {x}, {y}")
         zero = minus = None
         if not known:
@@ -493,11 +576,14 @@ class LLVMRenderer:
         return self.emit(f"select {_bool_like(kind)} {wrong}, {kind} {fixed}, {kind} {rest}")
 
     def quotient(self, x: str, y: str, dtype: DType, minus: str | None, known: bool) -> str:
-        """x / y towards zero for y != 0. Vectors of at most 32 bits divide as float64, which is exact for them."""
+        """x / y towards zero for y != 0. Vectors of at most 32 bits divide as float64, which is exact for
+        them."""
         kind, unsigned = type_of(dtype), dtype.kind == "u"
         if dtype.count > 1 and dtype.bitsize <= 32 and not known:
             wide = dtypes.float64.vec(dtype.count)
-            a, b = [self.emit(f"{'u' if unsigned else 's'}itofp {kind} {v} to {type_of(wide)}") for v in (x, y)]
+            a, b = [
+                self.emit(f"{'u' if unsigned else 's'}itofp {kind} {v} to {type_of(wide)}") for v in (x, y)
+            ]
             ratio = self.emit(f"fdiv {type_of(wide)} {a}, {b}")
             long = dtypes.int64.vec(dtype.count)  # so that the least integer by -1 wraps
             whole = self.emit(f"fptosi {type_of(wide)} {ratio} to {type_of(long)}")
@@ -520,7 +606,11 @@ class LLVMRenderer:
         source = node.src[0]
         here, there = type_of(source.dtype), type_of(node.dtype)
         text = self.value(source)
-        self.names[node] = text if here == there and source.op is not Ops.CONST else self.emit(f"bitcast {here} {text} to {there}")
+        self.names[node] = (
+            text
+            if here == there and source.op is not Ops.CONST
+            else self.emit(f"bitcast {here} {text} to {there}")
+        )
 
     def resize(self, text: str, source: DType, target: DType) -> str:
         """Between integer types."""
@@ -530,7 +620,8 @@ class LLVMRenderer:
         return self.emit(f"{name} {type_of(source)} {text} to {type_of(target)}")
 
     def convert(self, text: str, source: DType, target: DType) -> str:
-        """CAST of a value: integers wrap, floats round to nearest even, float to integer truncates and saturates (NaN: 0)."""
+        """CAST of a value: integers wrap, floats round to nearest even, float to integer truncates and
+        saturates (NaN: 0)."""
         a, b = source.scalar, target.scalar
         here, there, count = type_of(source), type_of(target), source.count
         if a is b:
@@ -541,9 +632,13 @@ class LLVMRenderer:
             return self.to_small(text, source, target)
         if b.kind == "b":
             if a in _SMALL:
-                text = self.emit(f"shl {here} {text}, {constant_bits(1, source)}")  # without the sign: -0 is false
+                text = self.emit(
+                    f"shl {here} {text}, {constant_bits(1, source)}"
+                )  # without the sign: -0 is false
             if a in _SMALL or not a.is_float:
-                return self.emit(f"icmp ne {here} {text}, zeroinitializer" if count > 1 else f"icmp ne {here} {text}, 0")
+                return self.emit(
+                    f"icmp ne {here} {text}, zeroinitializer" if count > 1 else f"icmp ne {here} {text}, 0"
+                )
             return self.emit(f"fcmp une {here} {text}, {constant(0.0, source)}")
         if a.is_float and b.is_float:
             return self.emit(f"{'fpext' if b is dtypes.float64 else 'fptrunc'} {here} {text} to {there}")
@@ -571,21 +666,28 @@ class LLVMRenderer:
         number = self.emit(f"fpto{'ui' if wide.kind == 'u' else 'si'} {here} {text} to {type_of(wide)}")
         if top < high:
             above = self.emit(f"fcmp ogt {here} {original}, {constant(top, source)}")
-            number = self.emit(f"select {flag} {above}, {type_of(wide)} {constant(high, wide)}, {type_of(wide)} {number}")
+            number = self.emit(
+                f"select {flag} {above}, {type_of(wide)} {constant(high, wide)}, {type_of(wide)} {number}"
+            )
         nan = self.emit(f"fcmp uno {here} {original}, {original}")
-        number = self.emit(f"select {flag} {nan}, {type_of(wide)} {constant(0, wide)}, {type_of(wide)} {number}")
+        number = self.emit(
+            f"select {flag} {nan}, {type_of(wide)} {constant(0, wide)}, {type_of(wide)} {number}"
+        )
         return number if wide is target else self.resize(number, wide, target)
 
     def to_small(self, text: str, source: DType, target: DType) -> str:
         """Any type to float16, bfloat16 or an 8-bit float: through float32, rounded once."""
         single = dtypes.float32.vec(source.count)
         if source.scalar is dtypes.float64 or (source.kind in "iux" and source.bitsize > 16):
-            return self.narrow(self.round_to_odd(self.convert(text, source, dtypes.float64.vec(source.count)), source.count), target)
+            return self.narrow(
+                self.round_to_odd(self.convert(text, source, dtypes.float64.vec(source.count)), source.count),
+                target,
+            )
         return self.narrow(self.convert(text, source, single), target)
 
     def round_to_odd(self, text: str, count: int) -> str:
-        """float64 -> float32 such that rounding once more gives what rounding once would: an inexact result has its last
-        bit set (Boldo and Melquiond 2008)."""
+        """float64 -> float32 such that rounding once more gives what rounding once would: an inexact result
+        has its last bit set (Boldo and Melquiond 2008)."""
         double, single, bits = dtypes.float64.vec(count), dtypes.float32.vec(count), dtypes.int32.vec(count)
         d, f, i, flag = type_of(double), type_of(single), type_of(bits), _bool_like(type_of(bits))
         near = self.emit(f"fptrunc {d} {text} to {f}")
@@ -599,7 +701,9 @@ class LLVMRenderer:
         even = self.emit(f"xor {flag} {last}, {'splat (i1 true)' if count > 1 else 'true'}")
         move = self.emit(f"and {flag} {inexact}, {even}")
         moved = self.emit(f"add {i} {pattern}, {step}")
-        return self.emit(f"bitcast {i} {self.emit(f'select {flag} {move}, {i} {moved}, {i} {pattern}')} to {f}")
+        return self.emit(
+            f"bitcast {i} {self.emit(f'select {flag} {move}, {i} {moved}, {i} {pattern}')} to {f}"
+        )
 
     def widen(self, text: str, dtype: DType) -> str:
         """Bits of a small float -> float32, exactly."""
@@ -615,12 +719,18 @@ class LLVMRenderer:
             return self.emit(f"bitcast {i} {self.emit(f'shl {i} {whole}, {constant(16, bits)}')} to {f}")
         size = (1 << (scalar.bitsize - 1)) - 1
         magnitude = self.emit(f"and {i} {whole}, {constant(size, bits)}")
-        sign = self.emit(f"shl {i} {self.emit(f'xor {i} {whole}, {magnitude}')}, {constant(32 - scalar.bitsize, bits)}")
+        sign = self.emit(
+            f"shl {i} {self.emit(f'xor {i} {whole}, {magnitude}')}, {constant(32 - scalar.bitsize, bits)}"
+        )
         moved = self.emit(f"shl {i} {magnitude}, {constant(23 - info.mantissa, bits)}")
         tiny = self.emit(f"bitcast {i} {moved} to {f}")
-        scaled = self.emit(f"fmul {f} {tiny}, {constant(2.0 ** (127 - info.bias), single)}")  # denormals come out right too
+        scaled = self.emit(
+            f"fmul {f} {tiny}, {constant(2.0 ** (127 - info.bias), single)}"
+        )  # denormals come out right too
         pattern = self.emit(f"bitcast {f} {scaled} to {i}")
-        limit = ((1 << info.exponent) - 1) << info.mantissa if info.has_inf else size  # from here on: inf and NaN
+        limit = (
+            ((1 << info.exponent) - 1) << info.mantissa if info.has_inf else size
+        )  # from here on: inf and NaN
         odd = self.emit(f"icmp uge {i} {magnitude}, {constant(limit, bits)}")
         filled = self.emit(f"or {i} {moved}, {constant(0x7F800000, bits)}")
         chosen = self.emit(f"select {flag} {odd}, {i} {filled}, {i} {pattern}")
@@ -638,21 +748,33 @@ class LLVMRenderer:
         shift = 23 - info.mantissa
         whole = self.emit(f"bitcast {f} {text} to {i}")
         magnitude = self.emit(f"and {i} {whole}, {constant(0x7FFFFFFF, bits)}")
-        sign = self.emit(f"lshr {i} {self.emit(f'xor {i} {whole}, {magnitude}')}, {constant(32 - scalar.bitsize, bits)}")
-        last = self.emit(f"and {i} {self.emit(f'lshr {i} {magnitude}, {constant(shift, bits)}')}, {constant(1, bits)}")
-        rounded = self.emit(f"add {i} {magnitude}, {self.emit(f'add {i} {last}, {constant((1 << (shift - 1)) - 1, bits)}')}")
+        sign = self.emit(
+            f"lshr {i} {self.emit(f'xor {i} {whole}, {magnitude}')}, {constant(32 - scalar.bitsize, bits)}"
+        )
+        last = self.emit(
+            f"and {i} {self.emit(f'lshr {i} {magnitude}, {constant(shift, bits)}')}, {constant(1, bits)}"
+        )
+        rounded = self.emit(
+            f"add {i} {magnitude}, {self.emit(f'add {i} {last}, {constant((1 << (shift - 1)) - 1, bits)}')}"
+        )
         result = self.emit(f"lshr {i} {rounded}, {constant(shift, bits)}")
         if info.bias != 127:  # re-bias, and let an addition round what is denormal in the small type
             result = self.emit(f"sub {i} {result}, {constant((127 - info.bias) << info.mantissa, bits)}")
             magic = 2.0 ** (1 - info.bias - info.mantissa + 23)
-            summed = self.emit(f"fadd {f} {self.emit(f'bitcast {i} {magnitude} to {f}')}, {constant(magic, single)}")
-            denormal = self.emit(f"sub {i} {self.emit(f'bitcast {f} {summed} to {i}')}, {constant(_float_bits(magic), bits)}")
+            summed = self.emit(
+                f"fadd {f} {self.emit(f'bitcast {i} {magnitude} to {f}')}, {constant(magic, single)}"
+            )
+            denormal = self.emit(
+                f"sub {i} {self.emit(f'bitcast {f} {summed} to {i}')}, {constant(_float_bits(magic), bits)}"
+            )
             small = self.emit(f"icmp ult {i} {magnitude}, {constant((128 - info.bias) << 23, bits)}")
             result = self.emit(f"select {flag} {small}, {i} {denormal}, {i} {result}")
         top = ((1 << info.exponent) - 1) << info.mantissa if info.has_inf else (1 << (scalar.bitsize - 1)) - 1
         result = self.call(f"llvm.umin.{suffix(bits)}", bits, [(i, result), (i, constant(top, bits))])
         nan = self.emit(f"icmp ugt {i} {magnitude}, {constant(0x7F800000, bits)}")
-        result = self.emit(f"select {flag} {nan}, {i} {constant(small_float_bits(math.nan, scalar), bits)}, {i} {result}")
+        result = self.emit(
+            f"select {flag} {nan}, {i} {constant(small_float_bits(math.nan, scalar), bits)}, {i} {result}"
+        )
         return self.emit(f"trunc {i} {self.emit(f'or {i} {result}, {sign}')} to {kind}")
 
 
@@ -679,23 +801,51 @@ def _is_number(node: UOp) -> bool:
 
 def _bool_like(kind: str) -> str:
     """The bool type with the lanes of a register type."""
-    return kind[:kind.index("x")] + "x i1>" if kind[0] == "<" else "i1"
+    return kind[: kind.index("x")] + "x i1>" if kind[0] == "<" else "i1"
 
 
 _FLOAT_BINARY = {Ops.ADD: "fadd", Ops.SUB: "fsub", Ops.MUL: "fmul", Ops.FDIV: "fdiv"}
 _FLOAT_INTRINSIC = {Ops.SQRT: "sqrt", Ops.TRUNC: "trunc", Ops.FLOOR: "floor", Ops.MULACC: "fma"}
 _INT_BINARY = {Ops.ADD: "add", Ops.SUB: "sub", Ops.MUL: "mul", Ops.AND: "and", Ops.OR: "or", Ops.XOR: "xor"}
 _WRAPS = (Ops.ADD, Ops.SUB, Ops.MUL)
-_BOOL = {Ops.ADD: "or", Ops.MUL: "and", Ops.MAX: "or", Ops.MIN: "and", Ops.AND: "and", Ops.OR: "or", Ops.XOR: "xor"}
-_ICMP = {Ops.CMPLT: ("slt", "ult"), Ops.CMPLE: ("sle", "ule"), Ops.CMPEQ: ("eq", "eq"), Ops.CMPNE: ("ne", "ne")}
+_BOOL = {
+    Ops.ADD: "or",
+    Ops.MUL: "and",
+    Ops.MAX: "or",
+    Ops.MIN: "and",
+    Ops.AND: "and",
+    Ops.OR: "or",
+    Ops.XOR: "xor",
+}
+_ICMP = {
+    Ops.CMPLT: ("slt", "ult"),
+    Ops.CMPLE: ("sle", "ule"),
+    Ops.CMPEQ: ("eq", "eq"),
+    Ops.CMPNE: ("ne", "ne"),
+}
 _FCMP = {Ops.CMPLT: "olt", Ops.CMPLE: "ole", Ops.CMPEQ: "oeq", Ops.CMPNE: "une"}
 _INSTRUCTIONS: dict[Op, Callable[[LLVMRenderer, UOp], None]] = {
-    Ops.PARAM: LLVMRenderer.nothing, Ops.VAR: LLVMRenderer.nothing, Ops.BARRIER: LLVMRenderer.nothing,
-    Ops.SPECIAL: LLVMRenderer.special, Ops.RANGE: LLVMRenderer.range, Ops.END: LLVMRenderer.end, Ops.REG: LLVMRenderer.reg,
-    Ops.SET: LLVMRenderer.set, Ops.LOCAL: LLVMRenderer.local, Ops.IF: LLVMRenderer.if_, Ops.ENDIF: LLVMRenderer.endif,
-    Ops.LOAD: LLVMRenderer.load, Ops.STORE: LLVMRenderer.store, Ops.BROADCAST: LLVMRenderer.broadcast,
-    Ops.STACK: LLVMRenderer.stack, Ops.EXTRACT: LLVMRenderer.extract, Ops.SHUFFLE: LLVMRenderer.shuffle,
-    Ops.FOLD: LLVMRenderer.fold, Ops.CAST: LLVMRenderer.cast, Ops.BITCAST: LLVMRenderer.bitcast}
+    Ops.PARAM: LLVMRenderer.nothing,
+    Ops.VAR: LLVMRenderer.nothing,
+    Ops.BARRIER: LLVMRenderer.nothing,
+    Ops.SPECIAL: LLVMRenderer.special,
+    Ops.RANGE: LLVMRenderer.range,
+    Ops.END: LLVMRenderer.end,
+    Ops.REG: LLVMRenderer.reg,
+    Ops.SET: LLVMRenderer.set,
+    Ops.LOCAL: LLVMRenderer.local,
+    Ops.IF: LLVMRenderer.if_,
+    Ops.ENDIF: LLVMRenderer.endif,
+    Ops.LOAD: LLVMRenderer.load,
+    Ops.STORE: LLVMRenderer.store,
+    Ops.BROADCAST: LLVMRenderer.broadcast,
+    Ops.STACK: LLVMRenderer.stack,
+    Ops.EXTRACT: LLVMRenderer.extract,
+    Ops.SHUFFLE: LLVMRenderer.shuffle,
+    Ops.FOLD: LLVMRenderer.fold,
+    Ops.CAST: LLVMRenderer.cast,
+    Ops.BITCAST: LLVMRenderer.bitcast,
+}
 
 
 def render(linear: UOp, name: str, half: bool = True) -> str:

@@ -2,6 +2,7 @@
 
 Handles are addresses of host memory. Compiled objects are linked by `elf`, so a warm start runs no compiler.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -24,7 +25,7 @@ from whit.runtime import elf, native, pool
 from whit.runtime.device import Buffer, Device, Launch, Plan, PlanCall, Program
 from whit.uop import Ops, UOp
 
-# ---- memory ----------------------------------------------------------------------------------------------------------
+# ---- memory ------------------------------------------------------------------------------------------------
 
 _SLAB = 1 << 20  # small blocks are cut from slabs of this size
 _SMALL = 1 << 16  # blocks up to this size are small
@@ -33,7 +34,8 @@ _MADV_HUGEPAGE = 14
 
 
 def size_class(nbytes: int) -> int:
-    """The size that a block of `nbytes` really gets: multiples of 64, four steps a doubling (large ones: sixteen).
+    """The size that a block of `nbytes` really gets: multiples of 64, four steps a doubling (large ones:
+    sixteen).
 
     >>> size_class(1), size_class(65), size_class(1000), size_class(1 << 20)
     (64, 128, 1024, 1048576)
@@ -43,8 +45,8 @@ def size_class(nbytes: int) -> int:
 
 
 class HostMemory:
-    """64-byte aligned blocks. A freed block is kept for the next request of its size class, so that it costs no page
-    faults; at most `limit` bytes are kept."""
+    """64-byte aligned blocks. A freed block is kept for the next request of its size class, so that it costs
+    no page faults; at most `limit` bytes are kept."""
 
     def __init__(self) -> None:
         self.free_blocks: dict[int, list[int]] = {}
@@ -101,9 +103,11 @@ class HostMemory:
             self.release()
             address = elf.map_memory(total + extra)
         if not address:
-            raise DeviceError(f"allocate {human_bytes(size)} on the CPU",
-                              because=f"the system refuses; {human_bytes(self.used)} are in use by tensors",
-                              fix="free tensors, use smaller batches, or give the process more memory")
+            raise DeviceError(
+                f"allocate {human_bytes(size)} on the CPU",
+                because=f"the system refuses; {human_bytes(self.used)} are in use by tensors",
+                fix="free tensors, use smaller batches, or give the process more memory",
+            )
         if extra:
             start = round_up(address, _HUGE)
             if start > address:
@@ -134,22 +138,31 @@ def bytes_at(address: int, nbytes: int) -> memoryview:
     return _view(address, nbytes, 0x200)  # type: ignore[no-any-return]  # PyBUF_WRITE; ctypes' py_object is untyped
 
 
-# ---- programs --------------------------------------------------------------------------------------------------------
+# ---- programs ----------------------------------------------------------------------------------------------
 
 _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64)
-# by number of values: handles and variables to the arrays that a kernel takes (a bytes object is one, and is thread-safe)
+# by number of values: handles and variables to the arrays that a kernel takes (a bytes object is one, and is
+# thread-safe)
 _pack_pointers: list[Callable[..., bytes]] = [struct.Struct(f"{n}Q").pack for n in range(64)]
 _pack_values: list[Callable[..., bytes]] = [struct.Struct(f"{n}q").pack for n in range(64)]
 
 
 def pointers(handles: Sequence[int]) -> bytes:
     """An array of addresses."""
-    return _pack_pointers[len(handles)](*handles) if len(handles) < 64 else struct.pack(f"{len(handles)}Q", *handles)
+    return (
+        _pack_pointers[len(handles)](*handles)
+        if len(handles) < 64
+        else struct.pack(f"{len(handles)}Q", *handles)
+    )
 
 
 def values(variables: Sequence[int]) -> bytes:
     """An array of int64."""
-    return _pack_values[len(variables)](*variables) if len(variables) < 64 else struct.pack(f"{len(variables)}q", *variables)
+    return (
+        _pack_values[len(variables)](*variables)
+        if len(variables) < 64
+        else struct.pack(f"{len(variables)}q", *variables)
+    )
 
 
 class CPUProgram(Program):
@@ -160,7 +173,9 @@ class CPUProgram(Program):
         self.address = image[name]
         self.function = _KERNEL(self.address)
 
-    def __call__(self, handles: Sequence[Any], variables: Sequence[int] = (), wait: bool = False) -> float | None:
+    def __call__(
+        self, handles: Sequence[Any], variables: Sequence[int] = (), wait: bool = False
+    ) -> float | None:
         buffers, numbers = pointers(handles), values(variables)
         if wait:
             start = time.perf_counter()
@@ -181,7 +196,7 @@ class CPUProgram(Program):
             workers.run(workers.state, self.address, buffers, variables, self.tasks)
 
 
-# ---- the device ------------------------------------------------------------------------------------------------------
+# ---- the device --------------------------------------------------------------------------------------------
 
 
 def _cache_bytes(level: int, default: int) -> int:
@@ -189,7 +204,10 @@ def _cache_bytes(level: int, default: int) -> int:
     for index in range(8):
         folder = Path(f"/sys/devices/system/cpu/cpu0/cache/index{index}")
         try:
-            if int((folder / "level").read_text()) != level or (folder / "type").read_text().strip() == "Instruction":
+            if (
+                int((folder / "level").read_text()) != level
+                or (folder / "type").read_text().strip() == "Instruction"
+            ):
                 continue
             return int((folder / "size").read_text().strip().rstrip("K")) << 10
         except (OSError, ValueError):
@@ -211,8 +229,17 @@ def cpu_target(language: str, compiler: str) -> Target:
         ops -= {Ops.TRUNC, Ops.FLOOR}
     threads, l1, l2 = cpu_threads(), _cache_bytes(1, 32 << 10), _cache_bytes(2, 1 << 20)
     key = f"cpu-{compiler}-{native.host_key()}-{threads}t-{l1 >> 10}k-{l2 >> 10}k"
-    return Target(key=key, language=language, vector_bytes=vector_bytes, vector_registers=32 if wide or arm else 16,
-                  threads=threads, native=ops, l1_bytes=l1, l2_bytes=l2, masked_memory=wide or "avx2" in flags)
+    return Target(
+        key=key,
+        language=language,
+        vector_bytes=vector_bytes,
+        vector_registers=32 if wide or arm else 16,
+        threads=threads,
+        native=ops,
+        l1_bytes=l1,
+        l2_bytes=l2,
+        masked_memory=wide or "avx2" in flags,
+    )
 
 
 def has_half() -> bool:
@@ -223,16 +250,35 @@ def has_half() -> bool:
 class CCompiler:
     """gcc or clang, run on one file at a time in a folder of its own."""
 
-    flags = ("-std=gnu11", "-O2", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv",
-             "-fno-strict-aliasing", "-ffreestanding", "-fno-builtin", "-fPIC", "-fno-stack-protector",
-             "-fno-asynchronous-unwind-tables", "-fcf-protection=none", "-w", "-x", "c")
+    flags = (
+        "-std=gnu11",
+        "-O2",
+        "-march=native",
+        "-ffp-contract=off",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-fwrapv",
+        "-fno-strict-aliasing",
+        "-ffreestanding",
+        "-fno-builtin",
+        "-fPIC",
+        "-fno-stack-protector",
+        "-fno-asynchronous-unwind-tables",
+        "-fcf-protection=none",
+        "-w",
+        "-x",
+        "c",
+    )
 
     def __init__(self, kind: str) -> None:
         names = [kind, *[f"{kind}-{version}" for version in range(25, 11, -1)]]
         self.path = next((path for path in map(shutil.which, names) if path), None)
         if self.path is None:
-            raise DeviceError(f"device CPU:{kind.upper()}", because=f"there is no {kind} in PATH",
-                              fix=f"install {kind}, or use CPU, which needs no system compiler")
+            raise DeviceError(
+                f"device CPU:{kind.upper()}",
+                because=f"there is no {kind} in PATH",
+                fix=f"install {kind}, or use CPU, which needs no system compiler",
+            )
         state = os.stat(self.path)
         self.kind, self.key = kind, f"{kind}.{state.st_size:x}.{int(state.st_mtime):x}"
 
@@ -244,27 +290,41 @@ class CCompiler:
         try:
             with tempfile.TemporaryDirectory(prefix="whit-") as folder:
                 output = os.path.join(folder, "kernel.o")
-                result = subprocess.run([str(self.path), *flags, "-c", "-", "-o", output], input=source.encode(),
-                                        capture_output=True, cwd=folder, check=False)
+                result = subprocess.run(
+                    [str(self.path), *flags, "-c", "-", "-o", output],
+                    input=source.encode(),
+                    capture_output=True,
+                    cwd=folder,
+                    check=False,
+                )
                 if result.returncode == 0:
                     return Path(output).read_bytes()
                 why = result.stderr.decode(errors="replace").strip()[:2000]
         except OSError as error:
             why = str(error)
-        raise CompileError(f"compile kernel {name} with {self.path}", because=f"it failed: {why}",
-                           fix="DEBUG=4 prints the source; DEV=CPU needs no system compiler")
+        raise CompileError(
+            f"compile kernel {name} with {self.path}",
+            because=f"it failed: {why}",
+            fix="DEBUG=4 prints the source; DEV=CPU needs no system compiler",
+        )
 
 
 class CPUDevice(Device):
-    """This machine's CPU. Names: CPU (= CPU:LLVM; CPU:1, CPU:2, … are further devices on it), CPU:CLANG, CPU:GCC."""
+    """This machine's CPU. Names: CPU (= CPU:LLVM; CPU:1, CPU:2, … are further devices on it), CPU:CLANG,
+    CPU:GCC."""
 
     def __init__(self, name: str) -> None:
         kind = name.partition(":")[2].upper()
         if kind not in ("", "LLVM", "CLANG", "GCC") and not kind.isdigit():
-            raise DeviceError(f"device {name!r}", because="the CPU has no such compiler",
-                              fix="use CPU, CPU:LLVM, CPU:CLANG or CPU:GCC")
+            raise DeviceError(
+                f"device {name!r}",
+                because="the CPU has no such compiler",
+                fix="use CPU, CPU:LLVM, CPU:CLANG or CPU:GCC",
+            )
         self.compiler = CCompiler(kind.lower()) if kind in ("CLANG", "GCC") else None
-        super().__init__(name, cpu_target("c", self.compiler.key) if self.compiler else cpu_target("llvm", "llvm"))
+        super().__init__(
+            name, cpu_target("c", self.compiler.key) if self.compiler else cpu_target("llvm", "llvm")
+        )
 
     # ---- memory
 
@@ -285,7 +345,8 @@ class CPUDevice(Device):
         data[:] = bytes_at(handle, data.nbytes)
 
     def from_memory(self, address: int, nbytes: int, keep: object = None) -> Buffer:
-        """A buffer on memory that something else owns (`keep`, held as long as the buffer lives): nothing is copied."""
+        """A buffer on memory that something else owns (`keep`, held as long as the buffer lives): nothing is
+        copied."""
         return Buffer(self.name, nbytes, keep=keep, handle=address)
 
     # ---- code
@@ -293,13 +354,17 @@ class CPUDevice(Device):
     def render(self, linear: UOp, name: str) -> str:
         if self.compiler is not None:
             from whit.renderer import c
+
             # gcc turns (float)half != 0 into a library call: it gets the bit arithmetic, which it vectorises
             return c.render(linear, name, half=has_half() and self.compiler.kind != "gcc")
         from whit.renderer import llvm
+
         return llvm.render(linear, name, half=has_half())
 
     def compile(self, source: str, name: str) -> bytes:
-        return native.compile_ir(source, name) if self.compiler is None else self.compiler.compile(source, name)
+        return (
+            native.compile_ir(source, name) if self.compiler is None else self.compiler.compile(source, name)
+        )
 
     def load(self, binary: bytes, name: str, launch: Launch) -> CPUProgram:
         return CPUProgram(elf.load(binary), name, launch.tasks)

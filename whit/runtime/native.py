@@ -1,4 +1,6 @@
-"""LLVM in this process: IR text -> object code. llvmlite is imported on the first compile, never on a warm start."""
+"""LLVM in this process: IR text -> object code. llvmlite is imported on the first compile, never on a warm
+start."""
+
 from __future__ import annotations
 
 import hashlib
@@ -34,12 +36,15 @@ def host() -> tuple[str, frozenset[str]]:
         fields[name.strip()] = value.strip()
     names = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part", "CPU variant")
     model = ".".join([fields[n] for n in names if n in fields])
-    return f"{platform.machine()}.{model}", frozenset((fields.get("flags") or fields.get("Features") or "").split())
+    return f"{platform.machine()}.{model}", frozenset(
+        (fields.get("flags") or fields.get("Features") or "").split()
+    )
 
 
 @lru_cache(1)
 def host_key() -> str:
-    """A short digest of the CPU's model and features: code compiled for one key runs wherever the key is equal."""
+    """A short digest of the CPU's model and features: code compiled for one key runs wherever the key is
+    equal."""
     model, flags = host()
     return hashlib.blake2b(f"{model}|{' '.join(sorted(flags))}".encode(), digest_size=8).hexdigest()
 
@@ -49,19 +54,22 @@ class _LLVM:
 
     def __init__(self) -> None:
         import llvmlite.binding as binding
+
         self.binding = binding
         binding.initialize_native_target()
         binding.initialize_native_asmprinter()
         target = binding.Target.from_triple(binding.get_process_triple())
         features = binding.get_host_cpu_features().flatten()
-        self.machine = target.create_target_machine(cpu=binding.get_host_cpu_name(), features=features, opt=2, reloc="pic",
-                                                    codemodel="small")
+        self.machine = target.create_target_machine(
+            cpu=binding.get_host_cpu_name(), features=features, opt=2, reloc="pic", codemodel="small"
+        )
         options = binding.create_pipeline_tuning_options(speed_level=2)
         self.builder = binding.create_pass_builder(self.machine, options)
         self.triple = self.machine.triple
 
     def passes(self) -> Any:
-        """Registers out of memory and local clean-up: codegen has unrolled, vectorised and hoisted already."""
+        """Registers out of memory and local clean-up: codegen has unrolled, vectorised and hoisted
+        already."""
         manager = self.binding.create_new_function_pass_manager()
         manager.add_sroa_pass()
         manager.add_instruction_combine_pass()
@@ -82,8 +90,11 @@ def compile_ir(source: str, name: str) -> bytes:
             module = llvm.binding.parse_assembly(source)
             module.verify()
         except RuntimeError as error:
-            raise CompileError(f"compile kernel {name}", because=f"LLVM refuses its code: {str(error).strip()}",
-                               fix="report it with the output of DEBUG=4") from error
+            raise CompileError(
+                f"compile kernel {name}",
+                because=f"LLVM refuses its code: {str(error).strip()}",
+                fix="report it with the output of DEBUG=4",
+            ) from error
         module.triple = llvm.triple
         for function in module.functions:
             if not function.is_declaration:
@@ -100,9 +111,13 @@ def disassemble(binary: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".o") as file:
         file.write(binary)
         file.flush()
-        result = subprocess.run([tool, "-d", "--no-show-raw-insn", file.name], capture_output=True, check=False)
+        result = subprocess.run(
+            [tool, "-d", "--no-show-raw-insn", file.name], capture_output=True, check=False
+        )
     lines = result.stdout.decode(errors="replace").splitlines()
-    return "\n".join([line for line in lines if ":\t" in line or line.endswith(">:")]) or result.stderr.decode(errors="replace")
+    return "\n".join(
+        [line for line in lines if ":\t" in line or line.endswith(">:")]
+    ) or result.stderr.decode(errors="replace")
 
 
 def load_cached(source: str, name: str) -> elf.Image:

@@ -1,10 +1,11 @@
 """A persistent pool of native worker threads, and the native loop that replays a plan.
 
-Both are a few functions of LLVM IR, compiled once and cached on disk as kernels are; no Python runs while they work. A job is
-(kernel, buffers, variables, tasks). Workers and the calling thread claim task numbers from one atomic counter that counts
-down, so a claim can only ever hit the present job: the caller stays in it until every claimed task is finished. Idle workers
-spin for a moment, then sleep in a futex.
+Both are a few functions of LLVM IR, compiled once and cached on disk as kernels are; no Python runs while
+they work. A job is (kernel, buffers, variables, tasks). Workers and the calling thread claim task numbers
+from one atomic counter that counts down, so a claim can only ever hit the present job: the caller stays in it
+until every claimed task is finished. Idle workers spin for a moment, then sleep in a futex.
 """
+
 from __future__ import annotations
 
 import atexit
@@ -22,8 +23,8 @@ from whit.helpers import DeviceError, cpu_threads
 from whit.runtime import elf, native
 from whit.runtime.device import Plan, PlanCall
 
-# The shared state, one page: at 0 how many tasks of the job are unclaimed (0 or less: none), then these offsets in bytes.
-# Fields that different threads write are on cache lines of their own.
+# The shared state, one page: at 0 how many tasks of the job are unclaimed (0 or less: none), then these
+# offsets in bytes. Fields that different threads write are on cache lines of their own.
 _FINISHED, _JOB, _SIGNAL, _SLEEPERS, _STOP, _SYSCALL, _BUSY = 64, 128, 192, 256, 320, 328, 384
 _SPINS = 1000  # turns of a worker before it sleeps, some 50 µs
 
@@ -196,7 +197,8 @@ end:
 
 define void @replay(ptr %s, ptr %plan, ptr %handles, ptr %values) #0 {
 entry:
-  ; plan: calls, number of calls, then (table, slots, length) of pointers and of variables; a call: kernel, buffers, variables, tasks
+  ; plan: calls, number of calls, then (table, slots, length) of pointers and of variables
+  ; a call: kernel, buffers, variables, tasks
   %calls = load ptr, ptr %plan
   %number.at = getelementptr i64, ptr %plan, i64 1
   %number = load i64, ptr %number.at
@@ -249,16 +251,32 @@ attributes #0 = { nounwind "no-builtins" }
 def _source(machine: str) -> str:
     """The IR text for a machine."""
     if machine not in _SYSTEM_CALLS:
-        raise DeviceError(f"threads on {machine}", because="their system calls are known for x86_64 and aarch64 only",
-                          fix="set NUM_CPU_THREADS=1")
+        raise DeviceError(
+            f"threads on {machine}",
+            because="their system calls are known for x86_64 and aarch64 only",
+            fix="set NUM_CPU_THREADS=1",
+        )
     futex, give_way = _SYSTEM_CALLS[machine]
-    words = {"FINISHED": _FINISHED, "JOB": _JOB, "SIGNAL": _SIGNAL, "SLEEPERS": _SLEEPERS, "STOP": _STOP, "SYSCALL": _SYSCALL,
-             "BUSY": _BUSY, "SPINS": _SPINS, "FUTEX": futex, "YIELD": give_way, "PAUSE": f"call void @{_PAUSE[machine]}"}
+    words = {
+        "FINISHED": _FINISHED,
+        "JOB": _JOB,
+        "SIGNAL": _SIGNAL,
+        "SLEEPERS": _SLEEPERS,
+        "STOP": _STOP,
+        "SYSCALL": _SYSCALL,
+        "BUSY": _BUSY,
+        "SPINS": _SPINS,
+        "FUTEX": futex,
+        "YIELD": give_way,
+        "PAUSE": f"call void @{_PAUSE[machine]}",
+    }
     text = re.sub(r"\b[A-Z]{3,}\b", lambda match: str(words[match[0]]), _SOURCE)
     return text + f"declare void @{_PAUSE[machine].replace('i32 1', 'i32')}\n"
 
 
-_RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64)
+_RUN = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64
+)
 _REPLAY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
 _WAKE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -274,7 +292,8 @@ class Pool:
         self.replay: Callable[[int, int, bytes, bytes], None] = _REPLAY(self.image["replay"])
         self.wake: Callable[[int], None] = _WAKE(self.image["wake"])
         self.workers: list[Any] = []
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # signals belong to Python's threads
+        # signals belong to Python's threads: new threads inherit this mask
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         attributes = ctypes.create_string_buffer(128)  # a pthread_attr_t, whose size no system exceeds
         elf.libc.pthread_attr_init(attributes)
         elf.libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(_STACK))
@@ -358,7 +377,16 @@ class NativePlan(Plan):
             rows += [program.address, at, value_at, program.tasks]
             at += 8 * len(call.buffers)
             value_at += 8 * len(call.variables)
-        head = [base + 64, len(calls), pointers, pointer_slots, len(slots), values, value_slots, len(variables)]
+        head = [
+            base + 64,
+            len(calls),
+            pointers,
+            pointer_slots,
+            len(slots),
+            values,
+            value_slots,
+            len(variables),
+        ]
         self.table[:] = [*head, *rows, *[0] * len(slots), *slots, *[0] * len(variables), *variables]
         self.address = base
         self.parallel = any(row > 1 for row in rows[3::4])
@@ -369,5 +397,9 @@ class NativePlan(Plan):
     def run(self, handles: Sequence[Any], values: Sequence[int]) -> None:
         present = pool()
         with self.lock:
-            present.replay(present.state, self.address, self.pack_handles(*handles[:self.handle_count]),
-                           self.pack_values(*values[:self.value_count]))
+            present.replay(
+                present.state,
+                self.address,
+                self.pack_handles(*handles[: self.handle_count]),
+                self.pack_values(*values[: self.value_count]),
+            )
