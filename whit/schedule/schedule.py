@@ -109,7 +109,7 @@ def graph_key(roots: list[UOp]) -> GraphKey:
             rows.append((op, node.src[0].arg))
             position[node] = len(position)
             continue
-        elif type(arg) is tuple:
+        elif type(arg) is tuple or type(arg) is UOp:  # sizes; the length of an IOTA
             for inner in uops_in(arg):
                 for part in inner.toposort():
                     if part.op is Ops.BIND:
