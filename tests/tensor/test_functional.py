@@ -143,6 +143,22 @@ def test_pools_of_other_kinds() -> None:
         x_.avg_pool2d(2, stride=0)
 
 
+@pytest.mark.parametrize("size", [(1, 1), (3, 2), (5, 7), (6, 10)])
+def test_adaptive_pools(size: tuple[int, int]) -> None:
+    (x,), (xt,) = both(values(2, 3, 6, 10))
+    close(x.adaptive_avg_pool2d(size), F.adaptive_avg_pool2d(xt, size))
+    close(x.adaptive_max_pool2d(size), F.adaptive_max_pool2d(xt, size))
+    close(x[0].adaptive_max_pool2d((size[1],)), F.adaptive_max_pool1d(xt[0], size[1]))
+
+
+def test_pixel_shuffles() -> None:
+    (x,), (xt,) = both(values(2, 12, 3, 4))
+    close(x.pixel_shuffle(2), F.pixel_shuffle(xt, 2))
+    close(x.pixel_shuffle(2).pixel_unshuffle(2), xt)
+    with pytest.raises(ShapeError):
+        x.pixel_shuffle(5)
+
+
 # ---- softmax, normalisation --------------------------------------------------------------------------------
 
 

@@ -112,6 +112,30 @@ def test_trace(offset: int) -> None:
     np.testing.assert_array_equal(numpy_of(Tensor(a).trace(offset, 2, 0)), np.trace(a, offset, 2, 0))
 
 
+def test_kron_cross_norm() -> None:
+    a, b = values((2, 3)), values((4, 2, 2))
+    np.testing.assert_array_equal(numpy_of(Tensor(a).kron(Tensor(b))), np.kron(a, b))
+    c, d = values((4, 3)), values((1, 3))
+    np.testing.assert_array_equal(numpy_of(Tensor(c).cross(Tensor(d))), np.cross(c, d))
+    np.testing.assert_array_equal(numpy_of(Tensor(c.T).cross(Tensor(d.T), 0)), np.cross(c, d).T)
+    for order in (0, 1, 2, 3.5, np.inf, -np.inf):
+        np.testing.assert_allclose(numpy_of(Tensor(b).norm(order, 1)), np.linalg.norm(b, order, 1))
+    np.testing.assert_allclose(numpy_of(Tensor(b).norm()), np.linalg.norm(b))
+    np.testing.assert_allclose(numpy_of(Tensor(b).norm(2, (0, 2), keepdim=True)),
+                               np.sqrt((b * b).sum((0, 2), keepdims=True)))
+    with pytest.raises(ShapeError):
+        Tensor(a).cross(Tensor(a), 0)
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (6, 4), (2, 3, 3)])
+def test_newton_schulz_orthogonalises(shape: tuple[int, ...]) -> None:
+    x = rng.standard_normal(shape)
+    u, _, v = np.linalg.svd(x, full_matrices=False)
+    # the classical iteration converges to the polar factor
+    got = numpy_of(Tensor(x).newton_schulz(40, (1.5, -0.5)))
+    np.testing.assert_allclose(got, u @ v, atol=1e-5)
+
+
 def test_linear() -> None:
     x, w, b = values((2, 3)), values((3, 4)), values((4,))
     np.testing.assert_array_equal(numpy_of(Tensor(x).linear(Tensor(w), Tensor(b))), x @ w + b)

@@ -13,6 +13,7 @@ from whit.tensor.linalg import LinalgMixin
 from whit.tensor.resize import resize_linear, resize_nearest
 from whit.tensor.selection import iota, plain
 from whit.tensor.windows import (
+    adaptive_pool,
     average_pool,
     convolve,
     convolve_transposed,
@@ -21,7 +22,7 @@ from whit.tensor.windows import (
     pooling,
     spatial_sizes,
 )
-from whit.uop import DType, Ops, Sint, UOp, dtypes, promote
+from whit.uop import DType, Op, Ops, Sint, UOp, dtypes, promote
 from whit.uop.dtype import to_dtype
 from whit.uop.uop import show_shape
 
@@ -197,6 +198,60 @@ class FunctionalMixin(LinalgMixin):
         empty = UOp.const(0, self.dtype).reshape((1,) * (len(batch) + 1)).expand((*batch, prod(full)))
         return self._wrap(empty).scatter(-1, index, self.reshape(*batch, prod(sizes))).reshape(*batch, *full)
 
+    def adaptive_avg_pool2d(self, output_size: Size) -> Self:
+        """Means over the last axes to a given size (an int means two axes): window i runs from floor(i * in /
+        out) to ceil((i + 1) * in / out). Floats.
+
+        >>> Tensor([[1.0, 3.0, 5.0]]).adaptive_avg_pool2d((1, 2)).tolist()
+        [[2.0, 4.0]]
+        """
+        return self._wrap(self._adaptive("adaptive_avg_pool2d", self._wide().uop, output_size,
+                                         Ops.ADD))._narrow(
+            self.dtype)
+
+    def adaptive_max_pool2d(self, output_size: Size) -> Self:
+        """Maxima over the windows of `adaptive_avg_pool2d`. Any dtype."""
+        return self._wrap(self._adaptive("adaptive_max_pool2d", self.uop, output_size, Ops.MAX))
+
+    def _adaptive(self, what: str, u: UOp, output_size: Size, op: Op) -> UOp:
+        """Fold each axis over windows of the same number; a mean is a product of means along the axes."""
+        size = (output_size, output_size) if isinstance(output_size, int) else tuple(output_size)
+        olds = spatial_sizes(what, u.shape, len(size))
+        if len(olds) != len(size) or any(n < 1 for n in (*size, *olds)):
+            raise ShapeError(f"{what} of {show_shape(u.shape)} to {size}",
+                             because="each size must be at least 1",
+                             fix="give one size for each of the last axes")
+        for axis, (new, old) in enumerate(zip(size, olds, strict=True), u.ndim - len(size)):
+            u = adaptive_pool(u, axis, old, new, op)
+        return u
+
+    def pixel_shuffle(self, upscale_factor: int) -> Self:
+        """Channels to space. Shape: (…, c * r * r, h, w) -> (…, c, h * r, w * r).
+
+        >>> Tensor([[[1]], [[2]], [[3]], [[4]]]).pixel_shuffle(2).tolist()
+        [[[1, 2], [3, 4]]]
+        """
+        r, shape = upscale_factor, self.shape
+        if self.ndim < 3 or r < 1 or shape[-3] % (r * r):
+            raise ShapeError(f"pixel_shuffle of {show_shape(shape)} by {r}",
+                             because=f"the channels, third from the end, must be a multiple of {r} * {r}",
+                             fix="use another factor")
+        c, h, w = shape[-3] // (r * r), shape[-2], shape[-1]
+        n = self.ndim - 3
+        u = self.uop.reshape((*shape[:-3], c, r, r, h, w)).permute((*range(n), n, n + 3, n + 1, n + 4, n + 2))
+        return self._wrap(u.reshape((*shape[:-3], c, h * r, w * r)))
+
+    def pixel_unshuffle(self, downscale_factor: int) -> Self:
+        """Space to channels: the inverse of `pixel_shuffle`."""
+        r, shape = downscale_factor, self.shape
+        if self.ndim < 3 or r < 1 or shape[-2] % r or shape[-1] % r:
+            raise ShapeError(f"pixel_unshuffle of {show_shape(shape)} by {r}",
+                             because=f"height and width must be multiples of {r}", fix="use another factor")
+        c, h, w = shape[-3], shape[-2] // r, shape[-1] // r
+        n = self.ndim - 3
+        u = self.uop.reshape((*shape[:-3], c, h, r, w, r)).permute((*range(n), n, n + 2, n + 4, n + 1, n + 3))
+        return self._wrap(u.reshape((*shape[:-3], c * r * r, h, w)))
+
     # ---- softmax and normalisation
 
     def softmax(self, axis: int = -1, dtype: DType | str | None = None) -> Self:
@@ -251,7 +306,7 @@ class FunctionalMixin(LinalgMixin):
         """x / sqrt(mean(x * x) + eps), times weight (Zhang and Sennrich 2019), computed in float32 or wider.
 
         >>> Tensor([3.0, 4.0]).rms_norm(eps=0).round(decimals=3).tolist()
-        [0.8489999771118164, 1.1310000419616699]
+        [0.8489999771118164, 1.13100004196167]
         """
         x = self._wide()
         square = self._wrap(_mean_keep((x * x).uop, self._axes(axis, "rms_norm")))

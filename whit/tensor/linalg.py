@@ -1,6 +1,7 @@
 """Products of matrices and the like: all of them are a broadcast multiplication and a sum."""
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -103,6 +104,82 @@ class LinalgMixin(IndexingMixin):
             theirs = [other._axis(axis, "tensordot") for axis in theirs]
         labels = _tensordot_labels(self.uop.shape, other.uop.shape, mine, theirs)
         return self._wrap(_contract(self.uop, labels[0], other.uop, labels[1], labels[2]))
+
+    def kron(self, other: Any) -> Self:
+        """The Kronecker product: every element of self times all of other, as blocks. Shapes multiply axis by
+        axis.
+
+        >>> Tensor([1, 2]).kron(Tensor([1, 10])).tolist()
+        [1, 10, 2, 20]
+        """
+        other = self._of(other)
+        rank = max(self.ndim, other.ndim)
+        a, b = [(1,) * (rank - t.ndim) + t.uop.shape for t in (self, other)]
+        left = self.reshape(*[size for n in a for size in (n, 1)])
+        right = other.reshape(*[size for n in b for size in (1, n)])
+        return left.mul(right).reshape(*[m * n for m, n in zip(a, b, strict=True)])
+
+    def cross(self, other: Any, dim: int = -1) -> Self:
+        """The cross product of vectors of length 3 along dim; shapes broadcast.
+
+        >>> Tensor([1, 0, 0]).cross(Tensor([0, 1, 0])).tolist()
+        [0, 0, 1]
+        """
+        other = self._of(other)
+        axis = self._axis(dim, "cross")
+        if self.shape[axis] != 3 or other.ndim != self.ndim or other.shape[axis] != 3:
+            raise ShapeError(
+                f"cross of {show_shape(self.shape)} and {show_shape(other.shape)} along axis {axis}",
+                because="both must have the same rank and 3 elements there",
+                fix="choose the axis of size 3")
+        first = self.roll(-1, axis).mul(other.roll(-2, axis))
+        return first.sub(self.roll(-2, axis).mul(other.roll(-1, axis)))
+
+    def norm(self, ord: float = 2, axis: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Self:
+        """The p-norm of all elements, or along axes: (sum |x|**p)**(1/p); inf and -inf give the largest and
+        the smallest |x|, 0 counts what is not 0. Narrow floats are computed in float32.
+
+        >>> Tensor([3.0, 4.0]).norm().item()
+        5.0
+        """
+        x = self.cast(_wide(self.dtype)) if self.dtype.is_float else self.cast(dtypes.default_float)
+        size = x.abs()
+        if ord in (math.inf, -math.inf):
+            result = size.max(axis, keepdim) if ord > 0 else size.min(axis, keepdim)
+        elif ord == 0:
+            result = x.ne(0).cast(x.dtype).sum(axis, keepdim)
+        elif ord == 1:
+            result = size.sum(axis, keepdim)
+        elif ord == 2:
+            result = x.square().sum(axis, keepdim).sqrt()
+        else:
+            result = size.pow(ord).sum(axis, keepdim).pow(1 / ord)
+        return result.cast(self.dtype) if self.dtype.is_float else result
+
+    vector_norm = norm
+
+    def newton_schulz(self, steps: int, params: Sequence[float], eps: float = 1e-7) -> Self:
+        """Push the singular values of a matrix (or a stack of them) towards 1 by iterating an odd polynomial:
+        x <- (params[0] + params[1] * x xᵀ + params[2] * (x xᵀ)² + …) x, from x divided by its Frobenius norm
+        plus eps.
+
+        Shape: (…, m, n) -> the same. Used by Muon (Jordan et al. 2024).
+        """
+        if self.ndim < 2 or steps < 0 or not params:
+            raise ArgumentError(
+                f"newton_schulz of {show_shape(self.shape)} with {steps} steps and {len(params)} "
+                "coefficients",
+                because="it takes a matrix, steps >= 0 and a coefficient",
+                fix="reshape to two axes")
+        tall = self.shape[-2] > self.shape[-1]
+        x = self.transpose(-2, -1) if tall else self
+        x = x.div(x.norm(2, (-2, -1), keepdim=True).add(eps))
+        for _ in range(steps):
+            square, total = x.matmul(x.transpose(-2, -1)), x.mul(params[-1])
+            for coefficient in reversed(params[:-1]):  # Horner's scheme
+                total = square.matmul(total).add(x.mul(coefficient))
+            x = total
+        return x.transpose(-2, -1) if tall else x
 
     def trace(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Self:
         """The sum along a diagonal of two axes, which vanish; `offset` above it when positive. Integers keep

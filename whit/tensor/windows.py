@@ -364,3 +364,23 @@ def max_pool_indices(u: UOp, out: UOp, p: Pooling) -> UOp:
     is_best = w.equal(best) | w.not_equal(w) if u.dtype.is_float else w.equal(best)
     first = is_best.where(places, UOp.const(total, dtypes.int32)).reduce(Ops.MIN, kernel_axes(w, p))
     return first.minimum(max(0, total - 1))
+
+
+def adaptive_pool(u: UOp, axis: int, old: int, new: int, op: Op) -> UOp:
+    """Means (op ADD) or maxima along one axis over `new` windows, from floor(i * old / new) to ceil((i + 1) *
+    old / new)."""
+    lead, rest = u.shape[:axis], u.shape[axis + 1:]
+    split = u.reshape((*lead, new, old // new, *rest)) if old % new == 0 else u.reshape((*lead, 1, old,
+                                                                                         *rest))
+    if old % new:
+        window = UOp(Ops.IOTA, dtypes.int64, (), new).reshape((new, 1, *(1,) * len(rest)))
+        place = UOp(Ops.IOTA, dtypes.int64, (), old).reshape((old, *(1,) * len(rest)))
+        start, stop = window * old // new, ((window + 1) * old + (new - 1)) // new
+        inside = place.ge(start) & place.lt(stop)
+        split = inside.where(split, u.const_like(0 if op is Ops.ADD else u.dtype.min))
+    folded = split.reduce(op, (axis + 1,))
+    if op is Ops.MAX:
+        return folded
+    if old % new == 0:
+        return folded * u.const_like(new / old)
+    return folded / (stop - start).reshape((new, *(1,) * len(rest))).cast(u.dtype)
