@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from whit.helpers import CompileError
-from whit.renderer.llvm import small_float_bits
+from whit.renderer.llvm_values import small_float_bits
 from whit.uop import DType, Op, Ops, PyConst, UOp, dtypes
 from whit.uop.dtype import FLOAT_INFO
 from whit.uop.uop import variables_of
