@@ -12,7 +12,7 @@ from whit.helpers import DEBUG, SPEC, STATS, IRError, log
 from whit.uop.pattern import rule_stats
 from whit.uop.uop import UOp
 
-LIMIT = 1_000  # rewrites of one node in a row before the rules are taken to loop
+LIMIT = 100_000  # rewrites of one node in a row before the rules are taken to loop
 
 
 class Rewriter(Protocol):
