@@ -11,7 +11,6 @@ import os
 import platform
 import shutil
 import struct
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -284,6 +283,8 @@ class CCompiler:
 
     def compile(self, source: str, name: str) -> bytes:
         """C text -> a relocatable object. CompileError with the compiler's words if it fails."""
+        import subprocess  # not needed on a warm start
+
         flags = [f for f in self.flags if f != "-fcf-protection=none" or platform.machine() == "x86_64"]
         if self.kind == "gcc":
             flags += ["-fno-tree-loop-distribute-patterns", "-fno-stack-clash-protection"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import struct
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from whit.helpers import CompileError, round_up
 
@@ -41,8 +41,7 @@ def map_memory(size: int) -> int:
     return 0 if address is None or address == ctypes.c_void_p(-1).value else int(address)
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A section header, with the offset that the section gets in memory (-1: not loaded)."""
 
     name: str
@@ -55,14 +54,12 @@ class Section:
     place: int
 
 
-@dataclass
 class Image:
-    """Executable memory of one object. It is unmapped when the image is collected: keep it while its code may
-    run."""
+    """Executable memory of one object, unmapped when this is collected: keep it while its code may run."""
 
-    base: int
-    size: int
-    symbols: dict[str, int] = field(default_factory=dict)
+    def __init__(self, base: int, size: int) -> None:
+        self.base, self.size = base, size
+        self.symbols: dict[str, int] = {}
 
     def __getitem__(self, name: str) -> int:
         """The address of a function."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import platform
 import shutil
-import subprocess
 import tempfile
 import threading
 from functools import lru_cache
@@ -104,6 +103,8 @@ def compile_ir(source: str, name: str) -> bytes:
 
 def disassemble(binary: bytes) -> str:
     """Machine code of an object as text, by objdump or llvm-objdump."""
+    import subprocess  # not needed on a warm start
+
     tools = ["objdump", *[f"llvm-objdump-{version}" for version in range(25, 11, -1)], "llvm-objdump"]
     tool = next((path for path in map(shutil.which, tools) if path), None)
     if tool is None:
