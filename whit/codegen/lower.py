@@ -11,28 +11,18 @@ from typing import Any
 from whit.codegen.decompose import decompose
 from whit.codegen.opts import number_axes
 from whit.codegen.masks import simplify_masks
+from whit.codegen.simplify import simplify_values_pass
 from whit.codegen.target import Target
 from whit.uop import AxisType, LocalArg, Ops, RangeArg, SpecialArg, UOp, dtypes
-from whit.uop.rewrite import Pass
+from whit.uop.rewrite import Pass, run_passes
 from whit.uop.symbolic import conjunction, simplify
 
 # ---- before opts -----------------------------------------------------------------------------------------------------
 
 
 def prepare(ast: UOp) -> UOp:
-    """The kernel in the form that opts and `linearize` expect; the same kernel when it is in that form already.
-
-    - a RANGE of size 1 is 0
-    - masks and nested sums are simplified (see `whit.codegen.masks`)
-    - a RANGE belongs to one loop: REDUCEs that cannot share a loop do not share a RANGE
-    - independent REDUCEs over equal ranges that read a common buffer share their RANGEs, hence one loop
-    - factors that a sum's ranges do not reach stand outside of it
-    - output RANGEs are numbered as the ENDs nest them
-    """
-    ast = simplify_masks(drop_unit_ranges(ast))
-    if sum(u.op is Ops.REDUCE for u in ast.toposort()):
-        ast = share_loops(separate_loops(hoist_factors(ast)))
-    return number_axes(ast)
+    """The kernel in the form that opts and `linearize` expect; the same kernel when it is in that form already."""
+    return run_passes(ast, _PREPARE)
 
 
 def drop_unit_ranges(ast: UOp) -> UOp:
@@ -121,6 +111,8 @@ def separate_loops(ast: UOp) -> UOp:
     """
     order = ast.toposort()
     _, levels = _reduces_below(order)
+    if not levels:
+        return ast
     uid = _next_uid(order)
     owners: dict[UOp, Any] = {}
     for node in order:
@@ -320,3 +312,13 @@ def lower_passes() -> tuple[Pass, ...]:
         Pass("decompose", _decompose, "tiled", "tiled", "only ops and dtypes that the target computes"),
         Pass("simplify again", lambda u, _: simplify(u), "tiled", "tiled", "decompositions leave index arithmetic behind"),
     )
+
+
+_PREPARE = (
+    simplify_values_pass,
+    Pass("drop unit ranges", lambda u, _: drop_unit_ranges(u), "kernel", "kernel", "a RANGE of size 1 is 0"),
+    Pass("simplify masks", lambda u, _: simplify_masks(u), "kernel", "kernel", "masks and nested sums"),
+    Pass("hoist factors", lambda u, _: hoist_factors(u), "kernel", "kernel", "factors of a sum that do not change stand outside"),
+    Pass("separate loops", lambda u, _: separate_loops(u), "kernel", "kernel", "a RANGE belongs to one loop"),
+    Pass("share loops", lambda u, _: share_loops(u), "kernel", "kernel", "independent REDUCEs that read one buffer share a loop"),
+)
