@@ -19,7 +19,7 @@ from whit.tensor import storage
 from whit.tensor.tensor import numpy_dtype
 from whit.uop import DType, Ops, UOp
 
-DEVICE = os.environ.get("WHIT_TEST_DEVICE", "reference")
+DEVICE = os.environ.get("WHIT_TEST_DEVICE", "CPU")
 if DEVICE != "reference":
     DEV.value = DEVICE
 if DEVICE != "reference":

@@ -24,7 +24,7 @@ Bool: TypeAlias = bool
 BLOCK = (
     512  # running reductions fold this many elements per output directly, and recurse over blocks above it
 )
-RANKED = 512  # up to this length sorting compares all pairs in one kernel; above it, a bitonic network
+RANKED = 512  # up to this length sorting compares all pairs in one kernel; above it, blocks are merged
 
 
 def accumulator(dtype: DType) -> DType:
@@ -347,7 +347,7 @@ class ReduceMixin(MovementMixin):
             )
         if n <= 1:
             return self, self._wrap(scalar_shape(UOp.const(0, dtypes.int32), self.shape))
-        order = rows._ranked_order(n, descending) if n <= RANKED else rows._bitonic_order(n, descending)
+        order = rows._ranked_order(n, descending) if n <= RANKED else rows._merged_order(n, descending)
         values = rows._take_rows(order)
         return values.transpose(at, -1), order.transpose(at, -1)
 
@@ -394,20 +394,30 @@ class ReduceMixin(MovementMixin):
         rank = first.sum(-1)  # (..., n)
         return (rank.unsqueeze(-2).eq(i)).where(j, 0).sum(-1)  # (..., place, element) -> (..., place)
 
-    def _bitonic_order(self, n: int, descending: Bool) -> Self:
-        """A bitonic network over (key, position) pairs; positions break ties, which makes it stable."""
+    def _merged_order(self, n: int, descending: Bool) -> Self:
+        """Blocks are ranked, then merged pairwise. Padding carries the greatest key and stands last, so that
+        a stable order leaves it last."""
         key = self._sort_key()
         if descending:
             key = key.bitwise_not()
         *lead, _ = key.shape
-        steps = (n - 1).bit_length()
-        size = 1 << steps
-        key = key._fill_end(size - n, key.uop.dtype.max)
-        place = self._wrap(iota(size).reshape((1,) * len(lead) + (size,)).expand((*lead, size)))
-        for stage in range(1, steps + 1):
-            for step in range(stage - 1, -1, -1):
-                key, place = _exchange(key, place, stage, step, size)
-        return place._part(len(lead), 0, n)
+        rows, block = prod(lead), 1 << max(RANKED, 2).bit_length() - 1
+        size = block
+        while size < n:
+            size *= 2
+        key = key._fill_end(size - n, key.uop.dtype.max).reshape(-1, block)
+        local = key._ranked_order(block, False)  # (rows * blocks, block)
+        start = self._wrap(iota(rows * size // block).reshape((rows * size // block, 1))) * block
+        place = (local + (start & (size - 1))).flatten()._in_memory()
+        key = key._take_rows(local).flatten()._in_memory()
+        while block < size:
+            key, place = _merge(key, place, block)
+            block *= 2
+        return place.reshape(rows, size)._part(1, 0, n).reshape(*lead, n)
+
+    def _in_memory(self) -> Self:
+        """The value in memory of its own, always as a new node."""
+        return self._wrap(self.uop.contiguous())
 
     def _take_rows(self, order: Self) -> Self:
         """values[..., order[..., i]] along the last axis: rows laid end to end, then one TAKE."""
@@ -426,19 +436,27 @@ def _lower(n: int) -> UOp:
     return UOp(Ops.CMPLE, dtypes.bool, (iota(n).reshape((1, n)), iota(n).reshape((n, 1))))
 
 
-def _exchange(key: Any, place: Any, stage: int, step: int, size: int) -> tuple[Any, Any]:
-    """One column of the network: elements 2**step apart are put in order, rising or falling by blocks of
-    2**stage."""
-    lead = key.shape[:-1]
-    gap = 1 << step
-    split = (*lead, size // (2 * gap), 2, gap)
-    axis = len(lead) + 1
-    k, p = key.reshape(*split), place.reshape(*split)
-    ka, kb, pa, pb = k._part(axis, 0, 1), k._part(axis, 1, 2), p._part(axis, 0, 1), p._part(axis, 1, 2)
-    block = key._wrap(iota(size // (2 * gap)).reshape((size // (2 * gap), 1, 1)))
-    falling = ((block >> (stage - step - 1)) & 1).ne(0)
-    wrong = ((kb < ka) | (kb.eq(ka) & (pb < pa))) ^ falling
-    k = wrong.where(kb, ka).cat(wrong.where(ka, kb), dim=axis)
-    p = wrong.where(pb, pa).cat(wrong.where(pa, pb), dim=axis)
-    whole = (*lead, size)
-    return (key._wrap(k.reshape(*whole).uop.contiguous()), key._wrap(p.reshape(*whole).uop.contiguous()))
+def _merge(key: Any, place: Any, block: int) -> tuple[Any, Any]:
+    """Merge neighbouring sorted blocks of a flat array, all at once: output k of a pair holds the i-th
+    element of the first block or the (k - i)-th of the second, and i is found by bisection along the k-th
+    diagonal (Odeh et al. 2012, "Merge Path"). Equal keys keep their order."""
+    flat = key._wrap(iota(key.numel()))
+    k = flat & (2 * block - 1)
+    first = flat - k
+    second = first + block
+    low, high = (k - block).maximum(0), k.minimum(block)
+    for _ in range(block.bit_length()):
+        middle = (low + high) >> 1
+        taken = _at(key, first + middle) <= _at(key, second + (k - 1 - middle))
+        searching = low < high
+        low, high = (searching & taken).where(middle + 1, low), (searching & ~taken).where(middle, high)
+    other = k - low
+    a, b = _at(key, first + low), _at(key, second + other)
+    from_first = (low < block) & ((other >= block) | (a <= b))
+    source = from_first.where(first + low, second + other)
+    return from_first.where(a, b)._in_memory(), _at(place, source)._in_memory()
+
+
+def _at(values: Any, index: Any) -> Any:
+    """values[index] of a flat array."""
+    return values._wrap(UOp(Ops.TAKE, values.uop.dtype, (values.uop, index.uop), 0))
