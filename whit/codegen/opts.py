@@ -22,12 +22,14 @@ from whit.helpers import WhitError, prod, round_up
 from whit.uop import AxisType, Op, Ops, RangeArg, Sint, UOp, dtypes
 from whit.uop.dtype import PyConst
 from whit.uop.symbolic import _simplify_node, conjunction, simplify
+from whit.uop.text import arg_class
 
 
 class OptError(WhitError, ValueError):
     """An opt that the kernel or the target does not allow."""
 
 
+@arg_class()
 class OptKind(enum.Enum):
     """What an opt does to its axis; `amount` 0 means the whole axis where a size is asked for."""
 
@@ -49,6 +51,7 @@ class OptKind(enum.Enum):
 _WORDS = {OptKind.SWAP: "with", OptKind.MERGE: "with", OptKind.PADTO: "to"}
 
 
+@arg_class()
 @dataclass(frozen=True, slots=True)
 class Opt:
     """One transformation of one axis.
@@ -90,6 +93,7 @@ def parse_opts(text: str) -> tuple[Opt, ...]:
     return tuple(Opt.parse(part) for part in text.split(",") if part.strip())
 
 
+@arg_class(Ops.SINK)
 @dataclass(frozen=True, slots=True)
 class KernelArg:
     """What the SINK of an optimised kernel carries: the function's name and the opts that made it."""
