@@ -1,7 +1,9 @@
-"""Measure every row in one run, peers interleaved, and print whit's figure, the peer's and their ratio beside the goal.
+"""Measure every row in one run, peers interleaved, and print whit's figure, the peer's and their ratio beside
+the goal.
 
     python -m bench [--rounds N] [--only ROW ...] [--json FILE]
 """
+
 from __future__ import annotations
 
 import argparse
@@ -20,8 +22,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Row:
-    """A figure: the program, the peer, the greatest ratio (whit / peer) that meets the goal. `cache`: "cold" empties the disk
-    caches before each run; "outside" rows are the whole process's life, less a bare interpreter's if `less_bare`."""
+    """A figure: the program, the peer, the greatest ratio (whit / peer) that meets the goal. `cache`: "cold"
+    empties the disk caches before each run; "outside" rows are the whole process's life, less a bare
+    interpreter's if `less_bare`."""
 
     name: str
     program: str
@@ -48,7 +51,12 @@ ROWS = [
 def environment(cache: Path) -> dict[str, str]:
     """Caches of both frameworks in one folder; a C compiler for tinygrad; OpenBLAS as it comes."""
     env = {k: v for k, v in os.environ.items() if k not in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")}
-    env.update(WHIT_CACHE=str(cache / "whit"), XDG_CACHE_HOME=str(cache / "xdg"), CACHEDB=str(cache / "tinygrad.db"), DEV="CPU")
+    env.update(
+        WHIT_CACHE=str(cache / "whit"),
+        XDG_CACHE_HOME=str(cache / "xdg"),
+        CACHEDB=str(cache / "tinygrad.db"),
+        DEV="CPU",
+    )
     compiler = next((c for c in ("clang-19", "clang-22", "clang") if shutil.which(c)), None)
     if compiler:
         env["CC"] = compiler
@@ -58,8 +66,14 @@ def environment(cache: Path) -> dict[str, str]:
 def run(row: Row, who: str, cache: Path) -> float:
     """One process: the seconds it reports, or those of its whole life."""
     start = time.perf_counter()
-    done = subprocess.run([sys.executable, "-m", "bench.programs", row.program, who], env=environment(cache), capture_output=True,
-                          text=True, cwd=Path(__file__).parent.parent, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.programs", row.program, who],
+        env=environment(cache),
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent.parent,
+        check=False,
+    )
     life = time.perf_counter() - start
     if done.returncode:
         raise SystemExit(f"bench: {row.name} with {who} failed:\n{done.stderr[-2000:]}")
@@ -86,12 +100,21 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
                     list_.append(seconds)
     bare = statistics.median(times["bare"]) if row.less_bare else 0.0
     mine, theirs = statistics.median(times["whit"]) - bare, statistics.median(times[row.peer]) - bare
-    return {"name": row.name, "peer": row.peer, "whit_s": mine, "peer_s": theirs, "ratio": mine / theirs, "goal": row.goal,
-            "met": mine / theirs <= row.goal}
+    return {
+        "name": row.name,
+        "peer": row.peer,
+        "whit_s": mine,
+        "peer_s": theirs,
+        "ratio": mine / theirs,
+        "goal": row.goal,
+        "met": mine / theirs <= row.goal,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=0, help="instead of each row's own")
     parser.add_argument("--only", nargs="*", default=[], help="rows whose name contains one of these words")
     parser.add_argument("--json", default="", help="write the results to this file")
@@ -103,8 +126,12 @@ def main() -> None:
             continue
         result = measure(row, args.rounds or row.rounds)
         results.append(result)
-        print(f"{row.name:46s} {result['whit_s'] * 1e3:9.4g} ms {result['peer_s'] * 1e3:9.4g} ms {row.peer:10s} "
-              f"{result['ratio']:8.3f} {row.goal:8.3f} {'met' if result['met'] else 'MISSED'}", flush=True)
+        print(
+            f"{row.name:46s} {result['whit_s'] * 1e3:9.4g} ms "
+            f"{result['peer_s'] * 1e3:9.4g} ms {row.peer:10s} "
+            f"{result['ratio']:8.3f} {row.goal:8.3f} {'met' if result['met'] else 'MISSED'}",
+            flush=True,
+        )
     if args.json:
         Path(args.json).write_text(json.dumps(results, indent=1))
 

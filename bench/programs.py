@@ -1,7 +1,9 @@
-"""The measured programs. Each runs in a process of its own (`python -m bench.programs NAME WHO`) and prints one JSON object.
+"""The measured programs. Each runs in a process of its own (`python -m bench.programs NAME WHO`) and prints
+one JSON object.
 
 WHO is whit, tinygrad, torch or bare (nothing but Python).
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -65,7 +67,9 @@ def block(who: str) -> dict[str, Any]:
             self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
 
         def __call__(self, x: Any) -> Any:
-            split = self.qkv(self.norm1(x)).reshape(batch, steps, 3, heads, dim // heads).permute(2, 0, 3, 1, 4)
+            split = (
+                self.qkv(self.norm1(x)).reshape(batch, steps, 3, heads, dim // heads).permute(2, 0, 3, 1, 4)
+            )
             mixed = split[0].scaled_dot_product_attention(split[1], split[2], is_causal=True)
             x = x + self.out(mixed.transpose(1, 2).reshape(batch, steps, dim))
             return x + self.down(self.up(self.norm2(x)).gelu())
@@ -109,6 +113,7 @@ def replay(who: str) -> dict[str, Any]:
             y = x
             for _ in range(100):
                 y = y + 1.0
+
         with module.no_grad():
             return {"seconds": measured(eager, 300) / 100}
 
@@ -132,8 +137,15 @@ def mnist_step(who: str) -> dict[str, Any]:
 def _mnist_whit(who: str) -> float:
     module = framework(who)
     tensor, nn = module.Tensor, importlib.import_module(f"{who}.nn")
-    layers = [nn.Conv2d(1, 32, 5), nn.Conv2d(32, 32, 5), nn.BatchNorm(32),
-              nn.Conv2d(32, 64, 3), nn.Conv2d(64, 64, 3), nn.BatchNorm(64), nn.Linear(576, 10)]
+    layers = [
+        nn.Conv2d(1, 32, 5),
+        nn.Conv2d(32, 32, 5),
+        nn.BatchNorm(32),
+        nn.Conv2d(32, 64, 3),
+        nn.Conv2d(64, 64, 3),
+        nn.BatchNorm(64),
+        nn.Linear(576, 10),
+    ]
 
     def network(x: Any) -> Any:
         x = layers[2](layers[1](layers[0](x).relu()).relu()).max_pool2d()
@@ -141,7 +153,8 @@ def _mnist_whit(who: str) -> float:
         return layers[6](x.flatten(1))
 
     optimizer = importlib.import_module(f"{who}.nn.optim").Adam(
-        importlib.import_module(f"{who}.nn.state").get_parameters(layers), lr=1e-3)
+        importlib.import_module(f"{who}.nn.state").get_parameters(layers), lr=1e-3
+    )
     x, y = tensor.randn(128, 1, 28, 28).realize(), tensor.randint(128, high=10).realize()
 
     @module.TinyJit
@@ -159,9 +172,22 @@ def _mnist_whit(who: str) -> float:
 def _mnist_torch() -> float:
     torch = framework("torch")
     nn = torch.nn
-    model = nn.Sequential(nn.Conv2d(1, 32, 5), nn.ReLU(), nn.Conv2d(32, 32, 5), nn.ReLU(), nn.BatchNorm2d(32), nn.MaxPool2d(2),
-                          nn.Conv2d(32, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU(), nn.BatchNorm2d(64), nn.MaxPool2d(2),
-                          nn.Flatten(), nn.Linear(576, 10))
+    model = nn.Sequential(
+        nn.Conv2d(1, 32, 5),
+        nn.ReLU(),
+        nn.Conv2d(32, 32, 5),
+        nn.ReLU(),
+        nn.BatchNorm2d(32),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 3),
+        nn.ReLU(),
+        nn.BatchNorm2d(64),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(576, 10),
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     x, y = torch.randn(128, 1, 28, 28), torch.randint(0, 10, (128,))
 
@@ -171,11 +197,16 @@ def _mnist_torch() -> float:
         loss.backward()
         optimizer.step()
         return float(loss.item())
+
     return measured(step, 10, 4)
 
 
 PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
-    "import": import_, "first_result": first_result, "block": block, "small_op": small_op, "replay": replay,
+    "import": import_,
+    "first_result": first_result,
+    "block": block,
+    "small_op": small_op,
+    "replay": replay,
     "mnist_step": mnist_step,
 }
 

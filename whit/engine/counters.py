@@ -1,4 +1,5 @@
 """What ran, in numbers, and the line that DEBUG=2 prints for each kernel."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -7,8 +8,8 @@ from whit.helpers import DEBUG, PROFILE, colored, human_bytes, log
 
 
 class GlobalCounters:
-    """Totals since `reset()`: floating-point operations, bytes moved at least, kernels run, seconds measured (only when kernels
-    are timed: DEBUG >= 2 or PROFILE=1), bytes of device memory in use by tensors.
+    """Totals since `reset()`: floating-point operations, bytes moved at least, kernels run, seconds measured
+    (only when kernels are timed: DEBUG >= 2 or PROFILE=1), bytes of device memory in use by tensors.
 
     >>> GlobalCounters.reset()
     >>> GlobalCounters.kernel_count
@@ -52,9 +53,13 @@ def account(work: Work, seconds: float | None) -> None:
     GlobalCounters.time_sum_s += seconds
     if DEBUG.value >= 2:
         spent = max(seconds, 1e-9)
-        log(2, f"*** {work.device:8s} {GlobalCounters.kernel_count:5d} {colored(f'{work.name:44s}', 'cyan')} "
-               f"mem {human_bytes(GlobalCounters.mem_used):>10s}  {seconds * 1e6:10.1f} us  "
-               f"{work.flops / spent / 1e9:8.2f} GFLOP/s  {work.nbytes / spent / 1e9:7.2f} GB/s")
+        log(
+            2,
+            f"*** {work.device:8s} {GlobalCounters.kernel_count:5d} {colored(f'{work.name:44s}', 'cyan')} "
+            f"mem {human_bytes(GlobalCounters.mem_used):>10s}  {seconds * 1e6:10.1f} us  "
+            f"{work.flops / spent / 1e9:8.2f} GFLOP/s  {work.nbytes / spent / 1e9:7.2f} GB/s",
+        )
     if PROFILE.value:
         from whit.engine.profile import record
+
         record(work, seconds)

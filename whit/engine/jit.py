@@ -1,12 +1,15 @@
 """TinyJit: run a function's kernels again without running its Python.
 
-The first call with a signature runs the function; the second runs it and records every kernel; later ones replay the record as one
-native plan. The signature holds shapes, dtypes and devices of the tensors, which of them share memory, every Python value among
-the arguments, and the scalars that the function reads from its closure, its globals and its object.
+The first call with a signature runs the function; the second runs it and records every kernel; later ones
+replay the record as one native plan. The signature holds shapes, dtypes and devices of the tensors, which of
+them share memory, every Python value among the arguments, and the scalars that the function reads from its
+closure, its globals and its object.
 """
+
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import hashlib
 import itertools
@@ -19,8 +22,20 @@ from types import CodeType
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from whit.engine.counters import GlobalCounters, timing
-from whit.engine.realize import (Step, TensorMemory, adopt, aliases, before_read, buffer_of, is_realized, readers_of, realize,
-                                 recorder, resolve, value_of)
+from whit.engine.realize import (
+    Step,
+    TensorMemory,
+    adopt,
+    aliases,
+    before_read,
+    buffer_of,
+    is_realized,
+    readers_of,
+    realize,
+    recorder,
+    resolve,
+    value_of,
+)
 from whit.helpers import JIT, ArgumentError, log, prod
 from whit.runtime.device import Buffer, Device, Plan, PlanCall
 from whit.schedule.movement import contiguous_view, memory_of
@@ -34,7 +49,7 @@ CAPTURES = 32  # signatures kept per function
 _running: list[TinyJit[Any, Any]] = []
 
 
-# ---- signatures ------------------------------------------------------------------------------------------------------
+# ---- signatures --------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -65,16 +80,22 @@ class Inputs:
             for name, item in value.items():
                 self.add(item, f"{path}[{name!r}]")
         elif hasattr(value, "__array_interface__"):
-            raise ArgumentError(f"jit: {path} is a {type(value).__name__}", because="its contents could change unseen between calls",
-                                fix="pass Tensor(array) instead")
+            raise ArgumentError(
+                f"jit: {path} is a {type(value).__name__}",
+                because="its contents could change unseen between calls",
+                fix="pass Tensor(array) instead",
+            )
         else:
             self.key += ["object", id(value)]
             self.keep.append(value)
 
     def bind(self, name: str, value: int, path: str) -> None:
         if self.values.setdefault(name, value) != value:
-            raise ArgumentError(f"jit: {path} binds {name} to {value}", because=f"another argument binds it to {self.values[name]}",
-                                fix="use one value per variable and call")
+            raise ArgumentError(
+                f"jit: {path} binds {name} to {value}",
+                because=f"another argument binds it to {self.values[name]}",
+                fix="use one value per variable and call",
+            )
 
     def describe_tensors(self) -> None:
         """Append shape, dtype, device and sharing of the (realized) tensors."""
@@ -89,8 +110,15 @@ class Inputs:
                     size = size.substitute({n: n.src[0] for n in binds})
                 shape.append(size)
             base, offset = _place(tensor)
-            self.key += [tuple(shape), tensor.dtype, base.arg.device, base.dtype,
-                         first.setdefault((base, offset), number), _is_whole(tensor), tensor.requires_grad]
+            self.key += [
+                tuple(shape),
+                tensor.dtype,
+                base.arg.device,
+                base.dtype,
+                first.setdefault((base, offset), number),
+                _is_whole(tensor),
+                tensor.requires_grad,
+            ]
 
 
 def _place(tensor: Tensor) -> tuple[UOp, int]:
@@ -138,18 +166,43 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
+def _names_read(code: CodeType) -> tuple[set[str], set[str]]:
+    """(globals, attributes of the first argument) that a function and the functions inside it read."""
+    globals_: set[str] = set()
+    attributes: set[str] = set()
+    itself = code.co_varnames[0] if code.co_argcount else ""
+    for part in _codes(code):
+        before = None
+        for step in dis.get_instructions(part):
+            if step.opname.startswith("LOAD_GLOBAL"):
+                globals_.add(step.argval)
+            elif (
+                step.opname.startswith(("LOAD_ATTR", "LOAD_METHOD"))
+                and before is not None
+                and before.opname.startswith(("LOAD_FAST", "LOAD_DEREF"))
+                and before.argval == itself
+            ):
+                attributes.add(step.argval)
+            before = step
+    return globals_, attributes
+
+
 class _Surroundings:
-    """The Python scalars that a function reads besides its arguments: closure cells, globals, attributes of its object."""
+    """The Python scalars that a function reads besides its arguments: closure cells, globals, attributes of
+    its object."""
 
     def __init__(self, function: Callable[..., Any], instance: Any) -> None:
         code = getattr(function, "__code__", None)
-        names = {name for part in _codes(code) for name in part.co_names} if code is not None else set()
-        closure = getattr(function, "__closure__", None) or ()
-        self.cells = list(zip(code.co_freevars, closure)) if code is not None else []
+        names, attributes = _names_read(code) if code is not None else (set[str](), set[str]())
+        self.cells = (
+            list(zip(code.co_freevars, getattr(function, "__closure__", None) or ()))
+            if code is not None
+            else []
+        )
         self.globals = getattr(function, "__globals__", {})
-        self.global_names = sorted(n for n in names if n in self.globals)
+        self.global_names = sorted(names & set(self.globals))
         self.instance = instance
-        self.attributes = sorted(names) if instance is not None else []
+        self.attributes = sorted(attributes) if instance is not None else []
 
     def scalars(self) -> list[Hashable]:
         found: list[Hashable] = []
@@ -168,7 +221,7 @@ class _Surroundings:
         return found
 
 
-# ---- capture ---------------------------------------------------------------------------------------------------------
+# ---- capture -----------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -178,7 +231,8 @@ class _Trace:
     steps: list[Step] = field(default_factory=list)
     data: list[tuple[UOp, bytes]] = field(default_factory=list)
     born_after: int = 0
-    before: list[Tensor] = field(default_factory=list)  # the tensors that existed already; emptied after the capture
+    # the tensors that existed already; emptied after the capture
+    before: list[Tensor] = field(default_factory=list)
 
     def constants(self) -> list[bytes]:
         """Digests of the Python data, random keys aside."""
@@ -187,7 +241,8 @@ class _Trace:
 
 @dataclass
 class _Output:
-    """A tensor of the result: a fresh one per call (`root` is the memory it was captured in), or one that existed before."""
+    """A tensor of the result: a fresh one per call (`root` is the memory it was captured in), or one that
+    existed before."""
 
     uop: UOp
     root: Buffer | None
@@ -199,13 +254,21 @@ class _Output:
 class Captured:
     """A recorded call: native plans, with slots for the inputs, the outputs and the variables."""
 
-    def __init__(self, trace: _Trace, inputs: list[Buffer], outputs: list[_Output], result: Any, values: dict[str, int],
-                 input_nodes: list[UOp]) -> None:
+    def __init__(
+        self,
+        trace: _Trace,
+        inputs: list[Buffer],
+        outputs: list[_Output],
+        result: Any,
+        values: dict[str, int],
+        input_nodes: list[UOp],
+    ) -> None:
         self.outputs, self.result, self.trace = outputs, result, trace
         self.slots: dict[tuple[int, int], int] = {}
         self.handles: list[Any] = []
         self.value_names = list(values)
-        self.input_slots: list[list[tuple[int, int]]] = [[] for _ in inputs]  # per input: (slot, bytes from its start)
+        # per input: (slot, bytes from its start)
+        self.input_slots: list[list[tuple[int, int]]] = [[] for _ in inputs]
         self.output_slots: dict[int, list[tuple[int, int]]] = {}  # by id of the captured root
         self.pinned: list[Any] = [trace, inputs]
         self.roots = {id(o.root): o.root for o in outputs if o.root is not None}
@@ -245,7 +308,11 @@ class Captured:
             if step.kernel.device != device:
                 self._close(run, device)
                 run, device = [], step.kernel.device
-            run.append(PlanCall(step.kernel.program, slots, tuple([self.value_names.index(n) for n, _ in step.variables])))
+            run.append(
+                PlanCall(
+                    step.kernel.program, slots, tuple([self.value_names.index(n) for n, _ in step.variables])
+                )
+            )
         self._close(run, device)
 
     def _close(self, run: list[PlanCall], device: str) -> None:
@@ -258,8 +325,11 @@ class Captured:
     # ---- state that the plan writes in place
 
     def _watch_state(self, trace: _Trace, inputs: list[Buffer], input_nodes: list[UOp]) -> None:
-        written = {id(step.buffers[slot].base or step.buffers[slot]) for step in trace.steps
-                   for slot in (range(_stores(step)) if step.kernel is not None else (0,))}
+        written = {
+            id(step.buffers[slot].base or step.buffers[slot])
+            for step in trace.steps
+            for slot in (range(_stores(step)) if step.kernel is not None else (0,))
+        }
         self.written_inputs = [n for n, b in enumerate(inputs) if id(b.base or b) in written]
         holders = [t for t in Tensor.live if is_realized(t.uop)]
         self.state: set[UOp] = set()
@@ -267,8 +337,11 @@ class Captured:
         for tensor in holders:
             node = memory_of(tensor.uop)
             memory = buffer_of(node)
-            if id(memory) in written and node not in input_nodes and \
-                    (not isinstance(memory, TensorMemory) or memory.birth <= trace.born_after):
+            if (
+                id(memory) in written
+                and node not in input_nodes
+                and (not isinstance(memory, TensorMemory) or memory.birth <= trace.born_after)
+            ):
                 self.state.add(node)
                 self.holders.append(weakref.ref(tensor))
         watched = {n for h in self.holders if (t := h()) is not None for n in _chain(t.uop)}
@@ -277,8 +350,8 @@ class Captured:
         self.counts: list[int] | None = None
 
     def protect(self, tensors: list[Tensor]) -> None:
-        """Readers of state that is about to be overwritten are computed (or copied) first. Reference counts tell cheaply that
-        there are none."""
+        """Readers of state that is about to be overwritten are computed (or copied) first. Reference counts
+        tell cheaply that there are none."""
         versions = {memory_of(tensors[n].uop) for n in self.written_inputs}
         counts = [sys.getrefcount(node) for node in self.watched]
         if self.counts is None or any(now > then for now, then in zip(counts, self.counts)):
@@ -320,11 +393,14 @@ class Captured:
             GlobalCounters.global_mem += self.totals[1]
             GlobalCounters.kernel_count += self.totals[2]
         made: dict[int, UOp] = {}
-        return _rebuild(self.result, iter([self._output(o, fresh, made, tensors, values) for o in self.outputs]))
+        return _rebuild(
+            self.result, iter([self._output(o, fresh, made, tensors, values) for o in self.outputs])
+        )
 
     def _run_timed(self, handles: list[Any], numbers: list[int]) -> None:
         """DEBUG=2 and PROFILE: kernel by kernel."""
         from whit.engine.counters import account
+
         for step in self.trace.steps:
             slots = tuple([self.slots[id(b.base or b), b.offset] for b in step.buffers])
             if step.kernel is None:
@@ -333,8 +409,14 @@ class Captured:
             variables = [numbers[self.value_names.index(n)] for n, _ in step.variables]
             account(step.kernel.work, step.kernel.program([handles[s] for s in slots], variables, True))
 
-    def _output(self, output: _Output, fresh: dict[int, Buffer], made: dict[int, UOp], tensors: list[Tensor],
-                values: dict[str, int]) -> Tensor:
+    def _output(
+        self,
+        output: _Output,
+        fresh: dict[int, Buffer],
+        made: dict[int, UOp],
+        tensors: list[Tensor],
+        values: dict[str, int],
+    ) -> Tensor:
         if output.existing is not None:
             return output.existing
         if output.argument >= 0:
@@ -352,7 +434,12 @@ class Captured:
 def _stores(step: Step) -> int:
     """How many of a kernel's first buffers it writes."""
     assert step.kernel is not None
-    return 1 + max([int(end.src[0].src[0].arg.slot if end.op is Ops.END else end.src[0].arg.slot) for end in step.kernel.ast.src])
+    return 1 + max(
+        [
+            int(end.src[0].src[0].arg.slot if end.op is Ops.END else end.src[0].arg.slot)
+            for end in step.kernel.ast.src
+        ]
+    )
 
 
 def _chain(node: UOp) -> Iterator[UOp]:
@@ -383,20 +470,25 @@ def _moved(view: UOp, base: UOp, node: UOp, values: dict[str, int]) -> UOp:
 
 def _rebound(arg: Any, values: dict[str, int]) -> Any:
     if isinstance(arg, UOp):
-        return arg.substitute({n: n.src[0].bind(values[n.src[0].arg.name]) for n in arg.toposort()
-                               if n.op is Ops.BIND and n.src[0].arg.name in values})
+        return arg.substitute(
+            {
+                n: n.src[0].bind(values[n.src[0].arg.name])
+                for n in arg.toposort()
+                if n.op is Ops.BIND and n.src[0].arg.name in values
+            }
+        )
     return tuple([_rebound(item, values) for item in arg]) if isinstance(arg, tuple) else arg
 
 
-# ---- the jit ---------------------------------------------------------------------------------------------------------
+# ---- the jit -----------------------------------------------------------------------------------------------
 
 
 class TinyJit(Generic[P, R]):
     """Decorate a function of tensors; see the module's text.
 
-    Results belong to the caller: later calls never change them. Tensors that the function assigns to (its arguments, or state it
-    holds) advance on every call; random numbers differ per call. Reading a value inside (`.item()`, `.numpy()`) is refused, since
-    the replay could not take another branch.
+    Results belong to the caller: later calls never change them. Tensors that the function assigns to (its
+    arguments, or state it holds) advance on every call; random numbers differ per call. Reading a value
+    inside (`.item()`, `.numpy()`) is refused, since the replay could not take another branch.
 
     >>> from whit import Tensor, TinyJit
     >>> double = TinyJit(lambda x: (x * 2).realize())
@@ -407,7 +499,7 @@ class TinyJit(Generic[P, R]):
     def __init__(self, function: Callable[P, R]) -> None:
         functools.update_wrapper(self, function)
         self.function = function
-        self.instance: Any = None
+        self.name: str = getattr(function, "__name__", "a function")
         self._surroundings = _Surroundings(function, None)
         self._seen: dict[tuple[Hashable, ...], list[bytes]] = {}
         self._captured: dict[tuple[Hashable, ...], Captured | None] = {}
@@ -428,6 +520,7 @@ class TinyJit(Generic[P, R]):
 
             def forget(_: object) -> None:
                 self._bound.pop(key, None)
+
             found = self._bound[key] = (weakref.ref(instance, forget), bound)
         return found[1]
 
@@ -476,14 +569,16 @@ class TinyJit(Generic[P, R]):
             self._captured.pop(oldest, None)
             if not self._warned:
                 self._warned = True
-                warnings.warn(f"jit of {getattr(self.function, '__name__', self.function)}: more than {CAPTURES} signatures, the oldest "
-                              "are dropped. A Python number that changes on every call belongs in a Tensor or a bound Variable",
-                              stacklevel=4)
+                warnings.warn(
+                    f"jit of {self.name}: more than {CAPTURES} signatures, the oldest are dropped. A Python "
+                    "number that changes on every call belongs in a Tensor or a bound Variable",
+                    stacklevel=4,
+                )
         self._kept = [*getattr(self, "_kept", [])[-CAPTURES:], inputs.keep]
 
     def _traced(self, inputs: Inputs, args: Any, kwargs: Any) -> tuple[R, _Trace, list[UOp]]:
-        """Run the function once, seeing what it does. Slices stand in as tensors of their own, so that the offset at which an
-        argument lies is not part of the kernels."""
+        """Run the function once, seeing what it does. Slices stand in as tensors of their own, so that the
+        offset at which an argument lies is not part of the kernels."""
         trace = _Trace(born_after=TensorMemory.births, before=list(Tensor.live))
         originals: list[tuple[Tensor, UOp, UOp]] = []
         for tensor in dict.fromkeys(inputs.tensors):
@@ -506,7 +601,11 @@ class TinyJit(Generic[P, R]):
         try:
             result = self.function(*args, **kwargs)
             returned = list(_tensors_in(result))
-            advanced = [t for t in Tensor.live if t.uop.op is Ops.AFTER or any(n.op is Ops.AFTER for n in _chain(t.uop))]
+            advanced = [
+                t
+                for t in Tensor.live
+                if t.uop.op is Ops.AFTER or any(n.op is Ops.AFTER for n in _chain(t.uop))
+            ]
             realize([*returned, *advanced])
         finally:
             _running.pop()
@@ -518,15 +617,22 @@ class TinyJit(Generic[P, R]):
                     tensor.uop = uop
         return result, trace, nodes
 
-    def _capture(self, key: tuple[Hashable, ...], inputs: Inputs, result: R, trace: _Trace, nodes: list[UOp]) -> R:
+    def _capture(
+        self, key: tuple[Hashable, ...], inputs: Inputs, result: R, trace: _Trace, nodes: list[UOp]
+    ) -> R:
         if trace.constants() != self._seen[key]:
-            raise ArgumentError(f"jit of {getattr(self.function, '__name__', self.function)}",
-                                because="it makes a tensor from Python data that differed between two calls with equal arguments",
-                                fix="pass that data as a Tensor argument")
+            raise ArgumentError(
+                f"jit of {self.name}",
+                because="it makes a tensor from Python data that differed between two equal calls",
+                fix="pass that data as a Tensor argument",
+            )
         stray = sorted({name for step in trace.steps for name, _ in step.variables} - set(inputs.values))
         if stray:
-            raise ArgumentError(f"jit: variable {', '.join(stray)} is bound inside the function",
-                                because="the replay would keep its present value", fix="pass the bound Variable as an argument")
+            raise ArgumentError(
+                f"jit: variable {', '.join(stray)} is bound inside the function",
+                because="the replay would keep its present value",
+                fix="pass the bound Variable as an argument",
+            )
         if not trace.steps:
             self._captured[key] = None
             return result
@@ -541,7 +647,7 @@ class TinyJit(Generic[P, R]):
         trace.before.clear()
         buffers = [buffer_of(node) for node in nodes]
         self._captured[key] = Captured(trace, buffers, outputs, _shell(result), inputs.values, nodes)
-        log(1, f"jit: captured {len(trace.steps)} kernels of {getattr(self.function, '__name__', self.function)}")
+        log(1, f"jit: captured {len(trace.steps)} kernels of {self.name}")
         return result
 
 
@@ -552,11 +658,13 @@ def _method(function: Callable[..., Any], instance: Any) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(reference(), *args, **kwargs)
+
     return call
 
 
 def _settings() -> Hashable:
     from whit.helpers import BEAM, NOOPT, TRAINING
+
     return TRAINING.value, BEAM.value, NOOPT.value, JIT.value
 
 
@@ -571,9 +679,11 @@ def _alias_of(tensor: Tensor) -> UOp:
 
 
 def _refuse_read(tensor: Tensor) -> None:
-    raise ArgumentError(f"reading a {tensor.dtype} tensor of shape {tensor.shape} inside a jitted function",
-                        because="a replay does not run the Python that the value would influence",
-                        fix="return the tensor and read it outside, or choose with where()")
+    raise ArgumentError(
+        f"reading a {tensor.dtype} tensor of shape {tensor.shape} inside a jitted function",
+        because="a replay does not run the Python that the value would influence",
+        fix="return the tensor and read it outside, or choose with where()",
+    )
 
 
 def _describe_output(tensor: Tensor, arguments: dict[int, int], trace: _Trace, nodes: list[UOp]) -> _Output:
@@ -582,8 +692,12 @@ def _describe_output(tensor: Tensor, arguments: dict[int, int], trace: _Trace, n
         return _Output(tensor.uop, None, argument=arguments[id(tensor)])
     memory = buffer_of(memory_of(tensor.uop))
     fresh = isinstance(memory, TensorMemory) and memory.birth > trace.born_after
-    written = any(memory is (step.buffers[0].base or step.buffers[0]) or step.kernel is not None and
-                  any(memory is (b.base or b) for b in step.buffers[:_stores(step)]) for step in trace.steps)
+    written = any(
+        memory is (step.buffers[0].base or step.buffers[0])
+        or (step.kernel is not None
+        and any(memory is (b.base or b) for b in step.buffers[: _stores(step)]))
+        for step in trace.steps
+    )
     shared = memory_of(tensor.uop) in nodes
     if not (fresh and written and not shared):
         if any(t is tensor for t in trace.before):

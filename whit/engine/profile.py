@@ -1,4 +1,6 @@
-"""PROFILE=1: every kernel and compilation as an event in Chrome's trace format (open it in Perfetto or chrome://tracing)."""
+"""PROFILE=1: every kernel and compilation as an event in Chrome's trace format (open it in Perfetto or
+chrome://tracing)."""
+
 from __future__ import annotations
 
 import atexit
@@ -19,9 +21,17 @@ _start = time.perf_counter()
 
 def record(work: Work, seconds: float) -> None:
     """A kernel that has just ended."""
-    _add(work.name, work.device, seconds, {"flops": work.flops, "bytes": work.nbytes,
-                                           "GFLOP/s": work.flops / max(seconds, 1e-9) / 1e9,
-                                           "GB/s": work.nbytes / max(seconds, 1e-9) / 1e9})
+    _add(
+        work.name,
+        work.device,
+        seconds,
+        {
+            "flops": work.flops,
+            "bytes": work.nbytes,
+            "GFLOP/s": work.flops / max(seconds, 1e-9) / 1e9,
+            "GB/s": work.nbytes / max(seconds, 1e-9) / 1e9,
+        },
+    )
 
 
 @contextlib.contextmanager
@@ -41,8 +51,17 @@ def _add(name: str, track: str, seconds: float, extra: dict[str, Any]) -> None:
     if not _events:
         atexit.register(write)
     end = time.perf_counter() - _start
-    _events.append({"name": name, "ph": "X", "pid": os.getpid(), "tid": track, "ts": (end - seconds) * 1e6, "dur": seconds * 1e6,
-                    "args": extra})
+    _events.append(
+        {
+            "name": name,
+            "ph": "X",
+            "pid": os.getpid(),
+            "tid": track,
+            "ts": (end - seconds) * 1e6,
+            "dur": seconds * 1e6,
+            "args": extra,
+        }
+    )
 
 
 def write(path: str | None = None) -> Path:

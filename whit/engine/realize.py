@@ -1,4 +1,5 @@
 """Compute tensors: schedule them, give memory, run the kernels, and let the tensors point at the memory."""
+
 from __future__ import annotations
 
 import weakref
@@ -17,7 +18,7 @@ from whit.schedule.order import overwritten_version
 from whit.tensor import Tensor, storage
 from whit.uop import Ops, UOp
 
-# ---- memory of BUFFER nodes ------------------------------------------------------------------------------------------
+# ---- memory of BUFFER nodes --------------------------------------------------------------------------------
 
 _buffers: weakref.WeakKeyDictionary[UOp, Buffer] = weakref.WeakKeyDictionary()
 
@@ -56,12 +57,13 @@ def adopt(node: UOp, buffer: Buffer) -> UOp:
     return node
 
 
-# ---- execution -------------------------------------------------------------------------------------------------------
+# ---- execution ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Step:
-    """One executed call: a kernel (None: a copy from buffers[1] to buffers[0]) with its buffers and variables."""
+    """One executed call: a kernel (None: a copy from buffers[1] to buffers[0]) with its buffers and
+    variables."""
 
     kernel: Kernel | None
     buffers: tuple[Buffer, ...]
@@ -74,6 +76,7 @@ class Step:
         handles = [buffer.handle for buffer in self.buffers]
         if VALIDATE:
             from whit.engine.validate import run_and_compare
+
             run_and_compare(self)
             return
         seconds = self.kernel.program(handles, [value for _, value in self.variables], timing())
@@ -82,7 +85,8 @@ class Step:
 
 recorder: list[Callable[[Step], None]] = []  # who wants to see every step (the JIT's capture)
 before_read: list[Callable[[Tensor], None]] = []  # who wants to know that Python reads a value
-aliases: weakref.WeakSet[UOp] = weakref.WeakSet()  # BUFFERs that name a piece of another one: they must not be written
+# BUFFERs that name a piece of another one: they must not be written
+aliases: weakref.WeakSet[UOp] = weakref.WeakSet()
 
 
 def execute(plan: Schedule, externals: Sequence[UOp], values: dict[str, int]) -> list[Buffer]:
@@ -118,7 +122,7 @@ def _step(call: Call, plan: Schedule, memory: list[Buffer], values: dict[str, in
     return Step(compiled(call.ast, device), buffers, tuple([(name, values[name]) for name in call.variables]))
 
 
-# ---- what nodes became -----------------------------------------------------------------------------------------------
+# ---- what nodes became -------------------------------------------------------------------------------------
 
 
 def resolve(node: UOp) -> UOp:
@@ -141,12 +145,13 @@ def _is_known(node: UOp) -> bool:
 
 
 def _become(node: UOp, memory: UOp) -> None:
-    """Remember that a node's value lies in memory now, so that graphs which hold it do not compute it again."""
+    """Remember that a node's value lies in memory now, so that graphs which hold it do not compute it
+    again."""
     if node is not memory:
         node.became = memory
 
 
-# ---- realize ---------------------------------------------------------------------------------------------------------
+# ---- realize -----------------------------------------------------------------------------------------------
 
 
 def realize(tensors: Sequence[Tensor]) -> None:
@@ -233,14 +238,17 @@ def _without_writes(node: UOp) -> UOp:
 def _refuse_alias_writes(executed: list[UOp]) -> None:
     for after in executed:
         if memory_of(after) in aliases:
-            raise ArgumentError(f"assign to an argument of shape {after.shape} inside a jitted function",
-                                because="the argument is a slice of a larger tensor, whose memory it shares",
-                                fix="pass the slice's .clone(), or the whole tensor, and assign to that")
+            raise ArgumentError(
+                f"assign to an argument of shape {after.shape} inside a jitted function",
+                because="the argument is a slice of a larger tensor, whose memory it shares",
+                fix="pass the slice's .clone(), or the whole tensor, and assign to that",
+            )
 
 
 def readers_of(versions: set[UOp], known: set[int]) -> list[Tensor]:
-    """Live tensors (but for those of the ids `known`) that read a version about to be overwritten, ready to be realized before
-    the write: what is computed from the version stays as it is, what is the version itself becomes a copy of it."""
+    """Live tensors (but for those of the ids `known`) that read a version about to be overwritten, ready to
+    be realized before the write: what is computed from the version stays as it is, what is the version itself
+    becomes a copy of it."""
     found = []
     history.forget_readers(versions)
     for tensor in Tensor.live:
@@ -295,6 +303,7 @@ def value_of(size: Any) -> int:
     if isinstance(size, int):
         return size
     from whit.uop.symbolic import simplify
+
     result = simplify(size.substitute({n: n.src[1] for n in size.toposort() if n.op is Ops.BIND}))
     assert result.op is Ops.CONST, f"the size {size} has an unbound variable"
     return int(result.arg)

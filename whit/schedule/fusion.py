@@ -1,22 +1,45 @@
-"""Fusion: which values get memory of their own (a *home*: one kernel), and which are computed inside their consumers.
+"""Fusion: which values get memory of their own (a *home*: one kernel), and which are computed inside their
+consumers.
 
-Walk from outputs to inputs. Each node collects the places at which homes want its elements; the number of times it would be
-evaluated, given which loops its place depends on, is weighed against the cost of writing it once and reading it back.
-Every decision carries its reason (DEBUG=3 prints it).
+Walk from outputs to inputs. Each node collects the places at which homes want its elements; the number of
+times it would be evaluated, given which loops its place depends on, is weighed against the cost of writing it
+once and reading it back. Every decision carries its reason (DEBUG=3 prints it).
 
 Units of cost: one vectorised arithmetic operation on one element (about 0.02 ns a core).
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from whit.helpers import prod
-from whit.schedule.movement import (ZERO, Place, contiguous_view, flat_index, operand_place, stripped, through,
-                                    unbound_shape)
+from whit.schedule.movement import (
+    ZERO,
+    Place,
+    contiguous_view,
+    flat_index,
+    operand_place,
+    stripped,
+    through,
+    unbound_shape,
+)
 from whit.uop import AxisType, Op, Ops, Sint, UOp, dtypes
 
-OP_COST: dict[Op, float] = {Ops.FDIV: 4, Ops.RECIPROCAL: 4, Ops.SQRT: 4, Ops.EXP2: 10, Ops.LOG2: 12, Ops.SIN: 25, Ops.ERF: 20,
-                            Ops.POW: 40, Ops.THREEFRY: 80, Ops.FLOORDIV: 10, Ops.FLOORMOD: 10, Ops.TRUNCDIV: 10, Ops.TRUNCMOD: 10}
+OP_COST: dict[Op, float] = {
+    Ops.FDIV: 4,
+    Ops.RECIPROCAL: 4,
+    Ops.SQRT: 4,
+    Ops.EXP2: 10,
+    Ops.LOG2: 12,
+    Ops.SIN: 25,
+    Ops.ERF: 20,
+    Ops.POW: 40,
+    Ops.THREEFRY: 80,
+    Ops.FLOORDIV: 10,
+    Ops.FLOORMOD: 10,
+    Ops.TRUNCDIV: 10,
+    Ops.TRUNCMOD: 10,
+}
 LAUNCH = 40_000.0  # starting one more kernel
 READ = 1.5  # reading a value again that is in the nearest cache
 NEAR, FAR = 5.0, 16.0  # moving an element through a near cache, through memory
@@ -25,21 +48,25 @@ RELUCTANCE = 1.5  # recomputing must cost this much more than memory before a va
 SHARED_COST = 8.0  # a value used twice and at least this dear will be written by one of its users
 SMALL_WORK = 200_000.0  # below this a kernel needs no parallelism
 FEW_ROWS = 8  # fewer outer iterations than this cannot feed the threads
-REUSE = 4.0  # a reduction that uses an element more often than this wants a register tile: a loop nest of its own
+# a reduction that uses an element more often than this wants a register tile: a loop nest of its own
+REUSE = 4.0
 CHAIN_LIMIT = 256  # ops fused into one kernel at most
 
 
 @dataclass(eq=False)
 class Home:
-    """A value that is written to memory: one kernel before merging. `node` is the value, or a STORE into existing memory."""
+    """A value that is written to memory: one kernel before merging. `node` is the value, or a STORE into
+    existing memory."""
 
     node: UOp
     reason: str
     ranges: tuple[UOp, ...] = ()
     order: list[UOp] = field(default_factory=list)  # output loops, outermost first
-    hoisted: list[frozenset[UOp]] = field(default_factory=list)  # sets of output loops that must come first, by inclusion
+    # sets of output loops that must come first, by inclusion
+    hoisted: list[frozenset[UOp]] = field(default_factory=list)
     reduces: dict[tuple[UOp, Place], tuple[UOp, ...]] = field(default_factory=dict)
-    enclosing: dict[UOp, frozenset[UOp]] = field(default_factory=dict)  # loops around each reduce loop, itself included
+    # loops around each reduce loop, itself included
+    enclosing: dict[UOp, frozenset[UOp]] = field(default_factory=dict)
     next_uid: int = 0
 
     def __post_init__(self) -> None:
@@ -56,7 +83,8 @@ class Home:
         return Place(self.ranges)
 
     def new_ranges(self, sizes: tuple[Sint, ...], axis: AxisType) -> tuple[UOp, ...]:
-        """A loop per axis; axes of size 1 need none. Numbered from 0 in each home, so that equal kernels are one object."""
+        """A loop per axis; axes of size 1 need none. Numbered from 0 in each home, so that equal kernels are
+        one object."""
         made = []
         for size in sizes:
             if isinstance(size, int) and size == 1:
@@ -71,7 +99,9 @@ class Home:
         found = self.reduces.get((node, place))
         if found is None:
             shape = unbound_shape(node.src[0].shape)
-            found = self.reduces[node, place] = self.new_ranges(tuple([shape[a] for a in node.arg.axes]), AxisType.REDUCE)
+            found = self.reduces[node, place] = self.new_ranges(
+                tuple([shape[a] for a in node.arg.axes]), AxisType.REDUCE
+            )
             around = self.closure(loops_of(place))
             for loop in found:
                 if loop.op is Ops.RANGE:
@@ -90,7 +120,7 @@ class Home:
         for position, loop in enumerate(self.order):
             if loop in around:
                 deepest = position
-        around.update(self.order[:deepest + 1])
+        around.update(self.order[: deepest + 1])
         return frozenset(around)
 
     def evaluations(self, place: Place) -> float:
@@ -107,7 +137,10 @@ class Home:
         if wanted not in self.hoisted:
             self.hoisted.append(wanted)
             self.hoisted.sort(key=len)
-            rank = {loop: next((i for i, s in enumerate(self.hoisted) if loop in s), len(self.hoisted)) for loop in self.order}
+            rank = {
+                loop: next((i for i, s in enumerate(self.hoisted) if loop in s), len(self.hoisted))
+                for loop in self.order
+            }
             self.order.sort(key=lambda loop: (rank[loop], loop.arg.uid))
         return True
 
@@ -136,25 +169,33 @@ class Costs:
     cost: dict[UOp, float] = field(default_factory=dict)
     ops: dict[UOp, int] = field(default_factory=dict)
     reads: dict[UOp, bool] = field(default_factory=dict)
-    contractions: set[UOp] = field(default_factory=set)  # reductions that use each element they read many times
+    # reductions that use each element they read many times
+    contractions: set[UOp] = field(default_factory=set)
 
 
 def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
-    """Cost of every node if it is computed from what will surely be in memory. Adds over-long chains to `forced`."""
+    """Cost of every node if it is computed from what will surely be in memory. Adds over-long chains to
+    `forced`."""
     users: dict[UOp, int] = {}
     for node in nodes:
         for source in node.src:
             users[source] = users.get(source, 0) + 1
     result = Costs()
     seen: dict[UOp, tuple[float, int, bool]] = {}  # what a consumer sees
-    read: dict[UOp, float] = {}  # distinct elements that computing the whole node reads (shared sources count twice)
+    # distinct elements that computing the whole node reads (shared sources count twice)
+    read: dict[UOp, float] = {}
     for node in nodes:
         read[node] = sum([read[s] for s in node.src])
         if node.op is Ops.REDUCE and count(node.src[0]) > REUSE * max(1.0, read[node]):
             result.contractions.add(node)
         cost, ops, reads = _own_cost(node, seen)
         result.cost[node], result.ops[node], result.reads[node] = cost, ops, reads
-        if ops > CHAIN_LIMIT and not node.op.is_movement and node not in forced and node.op not in (Ops.SINK, Ops.STORE):
+        if (
+            ops > CHAIN_LIMIT
+            and not node.op.is_movement
+            and node not in forced
+            and node.op not in (Ops.SINK, Ops.STORE)
+        ):
             forced[node] = f"more than {CHAIN_LIMIT} fused ops"
         shared = users.get(node, 0) > 1 and cost >= SHARED_COST and node.op not in _VIEWS
         in_memory = node in forced or node.op in (Ops.BUFFER, Ops.AFTER, Ops.COPY) or (shared and reads)
@@ -252,17 +293,21 @@ def sources_at(node: UOp, place: Place, home: Home) -> list[tuple[UOp, Place]]:
 def reduce_place(node: UOp, place: Place, loops: tuple[UOp, ...]) -> Place:
     """The place in a REDUCE's source: its loops at the folded axes."""
     rest, folded = iter(place.idxs), iter(loops)
-    return Place(tuple([next(folded) if axis in node.arg.axes else next(rest) for axis in range(node.src[0].ndim)]), place.valid)
+    return Place(
+        tuple([next(folded) if axis in node.arg.axes else next(rest) for axis in range(node.src[0].ndim)]),
+        place.valid,
+    )
 
 
 def take_places(node: UOp, place: Place, value: UOp | None) -> tuple[Place, Place]:
-    """(place in the data, place in the index tensor) of a TAKE; the index's value is a stand-in until it is known."""
+    """(place in the data, place in the index tensor) of a TAKE; the index's value is a stand-in until it is
+    known."""
     axis, index = node.arg, node.src[1]
-    middle = place.idxs[axis:axis + index.ndim]
+    middle = place.idxs[axis : axis + index.ndim]
     index_place = Place(middle, place.valid)
     if value is None:
         value = UOp(Ops.INDEX, dtypes.index, (index, *middle))
-    return Place((*place.idxs[:axis], value, *place.idxs[axis + index.ndim:]), place.valid), index_place
+    return Place((*place.idxs[:axis], value, *place.idxs[axis + index.ndim :]), place.valid), index_place
 
 
 def _why_realize(node: UOp, places: dict[tuple[int, Place], Home], costs: Costs) -> str | None:
@@ -294,7 +339,8 @@ def _why_realize(node: UOp, places: dict[tuple[int, Place], Home], costs: Costs)
 
 
 def _starves_threads(node: UOp, places: dict[tuple[int, Place], Home], work: float) -> str | None:
-    """A reduction inside a kernel with too few outer iterations runs on one thread: better a kernel of its own."""
+    """A reduction inside a kernel with too few outer iterations runs on one thread: better a kernel of its
+    own."""
     if work < SMALL_WORK or count(node) < 1:
         return None
     for (_, place), home in places.items():
@@ -306,8 +352,8 @@ def _starves_threads(node: UOp, places: dict[tuple[int, Place], Home], work: flo
 
 
 def _spoils_tile(places: dict[tuple[int, Place], Home]) -> str | None:
-    """A contraction may share a kernel with elementwise work on its own result and with sums over it, not with loops that only
-    others need."""
+    """A contraction may share a kernel with elementwise work on its own result and with sums over it, not
+    with loops that only others need."""
     if len(places) > 1:
         return "a contraction wanted at several places"
     for (_, place), home in places.items():

@@ -1,4 +1,5 @@
 """From a home to a kernel: the value's expression at the home's loops, with memory reads at the edges."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -12,13 +13,14 @@ from whit.uop.uop import alu
 
 @dataclass(eq=False)
 class Kernel:
-    """Stores (memory, index, value, valid) inside loops. Memory is named by its BUFFER or by the node that has a home; reads
-    are INDEX(that node, …) until `finish` numbers the memories as PARAMs."""
+    """Stores (memory, index, value, valid) inside loops. Memory is named by its BUFFER or by the node that
+    has a home; reads are INDEX(that node, …) until `finish` numbers the memories as PARAMs."""
 
     stores: list[tuple[UOp, UOp, UOp, UOp | None]]
     loops: list[UOp]
     homes: list[Home]
-    reads: dict[UOp, None] = field(default_factory=dict)  # nodes read: BUFFER, AFTER (a version of one) or a home's node
+    # nodes read: BUFFER, AFTER (a version of one) or a home's node
+    reads: dict[UOp, None] = field(default_factory=dict)
 
     @property
     def device(self) -> str | None:
@@ -37,7 +39,9 @@ class Kernel:
         ends = []
         for memory, index, value, valid in self.stores:
             source = (_param(memory, memories[memory]), index, value)
-            ends.append(UOp(Ops.STORE, dtypes.void, source if valid is None else (*source, valid)).end(*self.loops))
+            ends.append(
+                UOp(Ops.STORE, dtypes.void, source if valid is None else (*source, valid)).end(*self.loops)
+            )
         return flatten_reductions(UOp.sink(*ends)).substitute(params), list(memories)
 
 
@@ -61,10 +65,22 @@ def flatten_reductions(root: UOp) -> UOp:
         if node.op is Ops.REDUCE:
             value, inner = src[0], node.src[0]
             condition = None
-            if node.arg.op is Ops.ADD and inner.op is Ops.WHERE and inner.src[1].op is Ops.REDUCE and users[inner] == 1 \
-                    and value.op is Ops.WHERE and value.src[2].op is Ops.CONST and value.src[2].arg == 0:
+            if (
+                node.arg.op is Ops.ADD
+                and inner.op is Ops.WHERE
+                and inner.src[1].op is Ops.REDUCE
+                and users[inner] == 1
+                and value.op is Ops.WHERE
+                and value.src[2].op is Ops.CONST
+                and value.src[2].arg == 0
+            ):
                 inner, condition, value = inner.src[1], value.src[0], value.src[1]
-            if inner.op is Ops.REDUCE and inner.arg == node.arg and users[inner] == 1 and value.op is Ops.REDUCE:
+            if (
+                inner.op is Ops.REDUCE
+                and inner.arg == node.arg
+                and users[inner] == 1
+                and value.op is Ops.REDUCE
+            ):
                 element = value.src[0]
                 if condition is not None:
                     element = alu(Ops.WHERE, condition, element, element.const_like(0))
@@ -86,7 +102,8 @@ def elements(memory: UOp) -> int:
 
 
 def _token(node: UOp) -> UOp:
-    """What stands for a memory in a kernel until it has a slot: a leaf, so that the tensor graph is not walked into."""
+    """What stands for a memory in a kernel until it has a slot: a leaf, so that the tensor graph is not
+    walked into."""
     if node.op is Ops.BUFFER:
         return node
     return UOp(Ops.PARAM, node.dtype, (), node)
@@ -130,7 +147,9 @@ class _Lowering:
         return memo[node, place]
 
     def in_memory(self, node: UOp) -> bool:
-        return node.op in (Ops.BUFFER, Ops.AFTER) or (node in self.fusion.homes and node is not self.home.node)
+        return node.op in (Ops.BUFFER, Ops.AFTER) or (
+            node in self.fusion.homes and node is not self.home.node
+        )
 
     def needs(self, node: UOp, place: Place) -> list[tuple[UOp, Place]]:
         """Sub-expressions that must be built first."""
@@ -174,8 +193,12 @@ class _Lowering:
             return _zero_unless(self.taken(node, place, sources[0]).valid, sources[1])
         if op is Ops.REDUCE:
             loops = tuple([loop for loop in self.home.reduce_ranges(node, place) if loop is not ZERO])
-            return UOp(Ops.REDUCE, node.dtype, (sources[0], *loops), ReduceArg(node.arg.op)) if loops else sources[0]
-        if op is Ops.VAR or node.dtype is dtypes.index and not node.src:
+            return (
+                UOp(Ops.REDUCE, node.dtype, (sources[0], *loops), ReduceArg(node.arg.op))
+                if loops
+                else sources[0]
+            )
+        if op is Ops.VAR or (node.dtype is dtypes.index and not node.src):
             return node
         return sources[0]  # movement that only changed the place; CONTIGUOUS, DETACH
 
@@ -193,9 +216,8 @@ def _unless_certain(condition: UOp) -> UOp | None:
 
 
 def _zero_unless(valid: UOp | None, value: UOp) -> UOp:
-    """`value` where valid, else 0. A read that is masked by (at least) the same condition gives the 0 itself."""
+    """`value` where valid, else 0. A read that is masked by (at least) the same condition gives the 0
+    itself."""
     if valid is None or (value.op is Ops.INDEX and len(value.src) == 3 and value.src[2] is valid):
         return value
     return alu(Ops.WHERE, valid, value, value.const_like(0))
-
-

@@ -1,4 +1,6 @@
-"""The memory planner: temporaries of one schedule share an arena; two may overlap in space only if never alive together."""
+"""The memory planner: temporaries of one schedule share an arena; two may overlap in space only if never
+alive together."""
+
 from __future__ import annotations
 
 import bisect
@@ -20,7 +22,8 @@ class Lifetime:
 
 
 def plan(items: Sequence[Lifetime]) -> tuple[list[int], int]:
-    """(offset of each item, size of the arena). Largest first, each at the lowest gap among those alive at the same time.
+    """(offset of each item, size of the arena). Largest first, each at the lowest gap among those alive at
+    the same time.
 
     >>> plan([Lifetime(64, 0, 1), Lifetime(64, 1, 2), Lifetime(64, 2, 3)])
     ([0, 64, 0], 128)

@@ -1,5 +1,6 @@
-"""Join kernels that loop over the same elements: one pass over memory computes several outputs (m, v and p of Adam; the two sums
-of a batch norm's gradient)."""
+"""Join kernels that loop over the same elements: one pass over memory computes several outputs (m, v and p of
+Adam; the two sums of a batch norm's gradient)."""
+
 from __future__ import annotations
 
 from whit.schedule.fusion import Home
@@ -12,8 +13,8 @@ MOST_STORES = 8
 
 
 def merge(kernels: list[Kernel], before: dict[Home, set[Home]], needed: set[UOp]) -> list[Kernel]:
-    """Merge each kernel into the latest earlier one that fits, keeping the order valid. `needed`: nodes whose memory someone
-    else reads; other merged values are never written."""
+    """Merge each kernel into the latest earlier one that fits, keeping the order valid. `needed`: nodes whose
+    memory someone else reads; other merged values are never written."""
     result: list[Kernel] = []
     reach: dict[int, set[int]] = {}  # kernel number -> all kernels that must run before it
     number = {home: position for position, kernel in enumerate(kernels) for home in kernel.homes}
@@ -38,9 +39,15 @@ def merge(kernels: list[Kernel], before: dict[Home, set[Home]], needed: set[UOp]
     return result
 
 
-def _partner(kernel: Kernel, candidates: list[Kernel], number: dict[Home, int], earlier: set[int],
-             reach: dict[int, set[int]]) -> Kernel | None:
-    """The latest candidate that can take the kernel: same loops, light, sharing reads, and nothing in between needed first."""
+def _partner(
+    kernel: Kernel,
+    candidates: list[Kernel],
+    number: dict[Home, int],
+    earlier: set[int],
+    reach: dict[int, set[int]],
+) -> Kernel | None:
+    """The latest candidate that can take the kernel: same loops, light, sharing reads, and nothing in between
+    needed first."""
     for candidate in reversed(candidates):
         mine = number[candidate.homes[0]]
         if len(candidate.stores) + len(kernel.stores) > MOST_STORES or not _same_loops(candidate, kernel):
@@ -48,7 +55,12 @@ def _partner(kernel: Kernel, candidates: list[Kernel], number: dict[Home, int], 
                 return None
             continue
         between = any(other != mine and (mine in reach.get(other, ()) or other > mine) for other in earlier)
-        if not between and _is_light(candidate) and _shares(candidate, kernel) and _no_hazard(candidate, kernel):
+        if (
+            not between
+            and _is_light(candidate)
+            and _shares(candidate, kernel)
+            and _no_hazard(candidate, kernel)
+        ):
             return candidate
         if mine in earlier:
             return None  # what comes before it cannot take a kernel that needs it
@@ -60,7 +72,8 @@ def _same_loops(a: Kernel, b: Kernel) -> bool:
 
 
 def _is_light(kernel: Kernel) -> bool:
-    """No contraction inside: every read below a REDUCE moves along with all the loops around it but small ones."""
+    """No contraction inside: every read below a REDUCE moves along with all the loops around it but small
+    ones."""
     for _, _, value, _ in kernel.stores:
         for node in value.toposort():
             if node.op is Ops.REDUCE:
@@ -68,8 +81,12 @@ def _is_light(kernel: Kernel) -> bool:
                 for inner in node.src[0].toposort():
                     if inner.op is Ops.REDUCE:
                         break
-                    if inner.op is Ops.INDEX and inner.src[1].ranges and len(around - inner.src[1].ranges) > 0 \
-                            and len(inner.src[1].ranges & set(node.src[1:])) < len(node.src) - 1:
+                    if (
+                        inner.op is Ops.INDEX
+                        and inner.src[1].ranges
+                        and len(around - inner.src[1].ranges) > 0
+                        and len(inner.src[1].ranges & set(node.src[1:])) < len(node.src) - 1
+                    ):
                         return False
                     if inner.op is Ops.INDEX and node.ranges - inner.src[1].ranges:
                         return False
@@ -79,18 +96,28 @@ def _is_light(kernel: Kernel) -> bool:
 def _shares(a: Kernel, b: Kernel) -> bool:
     """Whether one reads what the other writes or reads."""
     written = {home.node for home in a.homes} | {memory for memory, *_ in a.stores}
-    return any(node in a.reads or node in written or (node.op is Ops.AFTER and any(s in written for s in node.src[1:]))
-               for node in b.reads)
+    return any(
+        node in a.reads
+        or node in written
+        or (node.op is Ops.AFTER and any(s in written for s in node.src[1:]))
+        for node in b.reads
+    )
 
 
 def _no_hazard(a: Kernel, b: Kernel) -> bool:
-    """Reads of memory that the other kernel writes must be of the very element that the same iteration writes."""
+    """Reads of memory that the other kernel writes must be of the very element that the same iteration
+    writes."""
     for reader, writer in ((b, a), (a, b)):
         for memory, index, _, _ in writer.stores:
             for _, _, value, _ in reader.stores:
                 for node in value.toposort():
-                    if node.op is Ops.INDEX and _memory(node.src[0]) is memory \
-                            and (node.src[1] is not index or len(node.src) == 3 or not _single_version(node.src[0])):
+                    if (
+                        node.op is Ops.INDEX
+                        and _memory(node.src[0]) is memory
+                        and (
+                            node.src[1] is not index or len(node.src) == 3 or not _single_version(node.src[0])
+                        )
+                    ):
                         return False
     return True
 
@@ -152,7 +179,10 @@ def _drop_unneeded(kernel: Kernel, kernels: list[Kernel], needed: set[UOp]) -> N
     """Leave out stores that nobody reads any more."""
     if len(kernel.homes) == 1:
         return
-    keep = [position for position, home in enumerate(kernel.homes)
-            if home.node.op is Ops.STORE or home.node in needed or any(home.node in k.reads for k in kernels)]
+    keep = [
+        position
+        for position, home in enumerate(kernel.homes)
+        if home.node.op is Ops.STORE or home.node in needed or any(home.node in k.reads for k in kernels)
+    ]
     kernel.stores = [kernel.stores[p] for p in keep]
     kernel.homes = [kernel.homes[p] for p in keep]

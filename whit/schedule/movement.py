@@ -1,4 +1,5 @@
 """Movement ops as index arithmetic: where an element of a node's value comes from in its source."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ ZERO = UOp.index(0)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One element of a value: an index expression per axis, and the condition (None: always) under which it is wanted."""
+    """One element of a value: an index expression per axis, and the condition (None: always) under which it
+    is wanted."""
 
     idxs: tuple[UOp, ...]
     valid: UOp | None = None
@@ -41,8 +43,8 @@ def has_symbols(arg: object) -> bool:
 
 
 def reshape_index(idxs: tuple[UOp, ...], old: Shape, new: Shape) -> tuple[UOp, ...]:
-    """Indices into `old` of the element at `idxs` in `new` (row-major). Works in groups of axes whose products agree, so that
-    axes which a reshape leaves alone stay untouched."""
+    """Indices into `old` of the element at `idxs` in `new` (row-major). Works in groups of axes whose
+    products agree, so that axes which a reshape leaves alone stay untouched."""
     result: list[UOp] = []
     i = j = 0
     while i < len(old) or j < len(new):
@@ -124,15 +126,36 @@ def through(node: UOp, place: Place) -> Place:
             moved[axis] = idxs[position]
         return Place(tuple(moved), valid)
     if op is Ops.EXPAND:
-        return Place(tuple([ZERO if old is not new and old != new else idx
-                            for idx, old, new in zip(idxs, source.shape, arg)]), valid)
+        return Place(
+            tuple(
+                [
+                    ZERO if old is not new and old != new else idx
+                    for idx, old, new in zip(idxs, source.shape, arg)
+                ]
+            ),
+            valid,
+        )
     if op is Ops.SHRINK:
-        return Place(tuple([idx if isinstance(start, int) and start == 0 else simplify(idx + unbind(start))
-                            for idx, (start, _) in zip(idxs, arg)]), valid)
+        return Place(
+            tuple(
+                [
+                    idx if isinstance(start, int) and start == 0 else simplify(idx + unbind(start))
+                    for idx, (start, _) in zip(idxs, arg)
+                ]
+            ),
+            valid,
+        )
     if op is Ops.FLIP:
         shape = unbound_shape(source.shape)
-        return Place(tuple([simplify(UOp.index(shape[axis]) - 1 - idx) if axis in arg else idx
-                            for axis, idx in enumerate(idxs)]), valid)
+        return Place(
+            tuple(
+                [
+                    simplify(UOp.index(shape[axis]) - 1 - idx) if axis in arg else idx
+                    for axis, idx in enumerate(idxs)
+                ]
+            ),
+            valid,
+        )
     assert op is Ops.PAD, f"{op} is no movement op"
     moved, conditions = [], [valid]
     for idx, (before, after), size in zip(idxs, arg, unbound_shape(source.shape)):
@@ -151,9 +174,12 @@ def operand_place(place: Place, node: UOp, source: UOp) -> Place:
     shape = source.shape
     if shape == node.shape:
         return place
-    tail = place.idxs[len(place.idxs) - len(shape):]
-    wide = node.shape[len(node.shape) - len(shape):]
-    return Place(tuple([idx if old is new or old == new else ZERO for idx, old, new in zip(tail, shape, wide)]), place.valid)
+    tail = place.idxs[len(place.idxs) - len(shape) :]
+    wide = node.shape[len(node.shape) - len(shape) :]
+    return Place(
+        tuple([idx if old is new or old == new else ZERO for idx, old, new in zip(tail, shape, wide)]),
+        place.valid,
+    )
 
 
 def flat_index(place: Place, shape: Shape) -> UOp:

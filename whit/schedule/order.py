@@ -1,4 +1,6 @@
-"""Order of kernels and in-place hazards: who must run before whom so that every reader sees its own version of a buffer."""
+"""Order of kernels and in-place hazards: who must run before whom so that every reader sees its own version
+of a buffer."""
+
 from __future__ import annotations
 
 import heapq
@@ -17,7 +19,8 @@ def overwritten_version(store: UOp) -> UOp:
 
 
 def misaligned_stores(fusion: Fusion) -> list[UOp]:
-    """STOREs whose value reads other elements of the buffer than the one being written: the value needs memory first."""
+    """STOREs whose value reads other elements of the buffer than the one being written: the value needs
+    memory first."""
     found: dict[UOp, None] = {}
     for version, readers in fusion.reads.items():
         memory = memory_of(version)
@@ -29,7 +32,9 @@ def misaligned_stores(fusion: Fusion) -> list[UOp]:
     return list(found)
 
 
-def dependencies(fusion: Fusion, read_by: dict[Home, dict[UOp, None]]) -> tuple[dict[Home, set[Home]], list[tuple[Home, Home, UOp]]]:
+def dependencies(
+    fusion: Fusion, read_by: dict[Home, dict[UOp, None]]
+) -> tuple[dict[Home, set[Home]], list[tuple[Home, Home, UOp]]]:
     """(who must run before each home, the write-after-read edges as (reader, writer, version))."""
     before: dict[Home, set[Home]] = {home: set() for home in read_by}
     homes = fusion.homes
@@ -55,7 +60,8 @@ def dependencies(fusion: Fusion, read_by: dict[Home, dict[UOp, None]]) -> tuple[
 
 
 def execution_order(homes: list[Home], before: dict[Home, set[Home]]) -> tuple[list[Home], set[Home]]:
-    """(homes in an order that respects `before`, those that are in or behind a cycle). Stable: earliest given first."""
+    """(homes in an order that respects `before`, those that are in or behind a cycle). Stable: earliest given
+    first."""
     rank = {home: position for position, home in enumerate(homes)}
     waiting = {home: len(before[home]) for home in homes}
     after: dict[Home, list[Home]] = {home: [] for home in homes}

@@ -1,4 +1,5 @@
 """From a set of tensor graphs to kernels and copies in order, cached by the shape of the graph."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -17,8 +18,8 @@ from whit.uop.uop import uops_in, variables_of
 
 @dataclass(frozen=True)
 class Slot:
-    """A memory that the calls name. external: position in the list of the caller's BUFFERs; else a new buffer (`output`) or,
-    when `offset` >= 0, a piece of the arena."""
+    """A memory that the calls name. external: position in the list of the caller's BUFFERs; else a new buffer
+    (`output`) or, when `offset` >= 0, a piece of the arena."""
 
     dtype: DType
     size: int
@@ -45,7 +46,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Result:
-    """Where a root's value lies afterwards: slot and offset in elements (int, or an expression of variables)."""
+    """Where a root's value lies afterwards: slot and offset in elements (int, or an expression of
+    variables)."""
 
     slot: int
     offset: Any = 0
@@ -53,7 +55,8 @@ class Result:
 
 @dataclass
 class Schedule:
-    """Calls in execution order. `arena`: bytes of scratch per device; `saved`: what the planner saved there."""
+    """Calls in execution order. `arena`: bytes of scratch per device; `saved`: what the planner saved
+    there."""
 
     calls: list[Call]
     slots: list[Slot]
@@ -63,21 +66,27 @@ class Schedule:
 
     @property
     def linear(self) -> UOp:
-        """The schedule as a LINEAR of CALLs on BUFFERs numbered by slot (negative, so that they are nobody's real memory)."""
+        """The schedule as a LINEAR of CALLs on BUFFERs numbered by slot (negative, so that they are nobody's
+        real memory)."""
         buffers = [UOp(Ops.BUFFER, s.dtype, (), _slot_arg(i, s)) for i, s in enumerate(self.slots)]
         calls = []
         for call in self.calls:
-            ast = call.ast if call.ast is not None else buffers[call.slots[1]].copy_to(self.slots[call.slots[0]].device)
+            ast = (
+                call.ast
+                if call.ast is not None
+                else buffers[call.slots[1]].copy_to(self.slots[call.slots[0]].device)
+            )
             calls.append(UOp(Ops.CALL, dtypes.void, (ast, *[buffers[s] for s in call.slots])))
         return UOp(Ops.LINEAR, dtypes.void, tuple(calls))
 
 
 def _slot_arg(number: int, slot: Slot) -> Any:
     from whit.uop import BufferArg
+
     return BufferArg(-1 - number, slot.size, slot.device)
 
 
-# ---- cache -----------------------------------------------------------------------------------------------------------
+# ---- cache -------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -124,8 +133,11 @@ def _bind(node: UOp, values: dict[str, int]) -> None:
     variable, value = node.unbind()
     name = variable.arg.name
     if values.setdefault(name, value) != value:
-        raise ArgumentError(f"variable {name} is bound to {values[name]} and to {value} in one computation",
-                            because="it can have one value at a time", fix="realize one of the tensors first, or use two variables")
+        raise ArgumentError(
+            f"variable {name} is bound to {values[name]} and to {value} in one computation",
+            because="it can have one value at a time",
+            fix="realize one of the tensors first, or use two variables",
+        )
 
 
 def _without_values(arg: Any) -> Any:
@@ -139,7 +151,8 @@ CACHE_ENTRIES = 4096
 
 
 def schedule(roots: list[UOp]) -> tuple[Schedule, list[UOp], dict[str, int]]:
-    """The schedule that gives every root memory, the BUFFERs that its external slots stand for, and the variables' values."""
+    """The schedule that gives every root memory, the BUFFERs that its external slots stand for, and the
+    variables' values."""
     graph = graph_key(roots)
     found = _cache.get(graph.key)
     if found is None:
@@ -149,7 +162,7 @@ def schedule(roots: list[UOp]) -> tuple[Schedule, list[UOp], dict[str, int]]:
     return found, graph.buffers, graph.values
 
 
-# ---- construction ----------------------------------------------------------------------------------------------------
+# ---- construction ------------------------------------------------------------------------------------------
 
 
 def make_schedule(roots: list[UOp], buffers: list[UOp]) -> Schedule:
@@ -165,13 +178,17 @@ def make_schedule(roots: list[UOp], buffers: list[UOp]) -> Schedule:
         if bad:
             outputs.update({store.src[1]: "read and overwritten at different places" for store in bad})
             continue
-        kernels = {home: lower(home, fusion) for node, home in fusion.homes.items() if node.op is not Ops.COPY}
+        kernels = {
+            home: lower(home, fusion) for node, home in fusion.homes.items() if node.op is not Ops.COPY
+        }
         read_by = {home: _reads_of(home, kernels) for home in fusion.homes.values()}
         before, war = dependencies(fusion, read_by)
         order, stuck = execution_order(list(reversed(fusion.homes.values())), before)
         if not stuck:
             break
-        version = next(v for reader, writer, v in war if reader in stuck and writer in stuck and v not in snapshots)
+        version = next(
+            v for reader, writer, v in war if reader in stuck and writer in stuck and v not in snapshots
+        )
         snapshots[version] = version.copy_to(version.device or "CPU")
         root = _with_snapshots(root, {version: snapshots[version]})
         outputs = {stripped(r): "output" for r in root.src if contiguous_view(r) is None}
@@ -222,7 +239,7 @@ def _split_large_reductions(root: UOp) -> UOp:
         if axis is None:
             continue
         parts = _parts(source.shape[axis])
-        shape = (*source.shape[:axis], parts, source.shape[axis] // parts, *source.shape[axis + 1:])
+        shape = (*source.shape[:axis], parts, source.shape[axis] // parts, *source.shape[axis + 1 :])
         inner = tuple([a + (a >= axis) for a in axes if a != axis] + [axis + 1])
         kept_before = sum(1 for a in range(axis) if a not in axes)
         partial = source.reshape(shape).reduce(node.arg.op, tuple(sorted(inner))).contiguous()
@@ -241,15 +258,23 @@ def _split_large_reductions(root: UOp) -> UOp:
 
 
 def _parts(size: Any) -> int:
-    """Into how many parts an axis is split: a divisor between 8 and 64, the greatest power of two if there is one."""
+    """Into how many parts an axis is split: a divisor between 8 and 64, the greatest power of two if there is
+    one."""
     for parts in (32, 16, 64, 8, 24, 12, 10, 20, 9, 11, 13):
         if size % parts == 0 and size > parts:
             return parts
     return 0
 
 
-def _assemble(roots: list[UOp], buffers: list[UOp], fusion: Fusion, order: list[Home], kernels: dict[Home, Kernel],
-              before: dict[Home, set[Home]], outputs: dict[UOp, str]) -> Schedule:
+def _assemble(
+    roots: list[UOp],
+    buffers: list[UOp],
+    fusion: Fusion,
+    order: list[Home],
+    kernels: dict[Home, Kernel],
+    before: dict[Home, set[Home]],
+    outputs: dict[UOp, str],
+) -> Schedule:
     """Merge, number the memories, plan the arena."""
     result_nodes = {stripped(r) for r in roots}
     copied = {stripped(h.node.src[0]) for h in order if h.node.op is Ops.COPY}
@@ -269,7 +294,7 @@ def _assemble(roots: list[UOp], buffers: list[UOp], fusion: Fusion, order: list[
             if other != number:
                 elsewhere |= nodes
         units += merge(run, before, elsewhere)
-        units += copies[number:number + 1]
+        units += copies[number : number + 1]
     table = _Slots(buffers, result_nodes)
     calls = []
     for unit in units:
@@ -304,7 +329,9 @@ class _Slots:
         found = self.numbers.get(memory)
         if found is None:
             found = self.numbers[memory] = len(self.slots)
-            self.slots.append(Slot(memory.dtype, elements(memory), memory.device or "", output=memory in self.results))
+            self.slots.append(
+                Slot(memory.dtype, elements(memory), memory.device or "", output=memory in self.results)
+            )
         return found
 
 
@@ -322,7 +349,12 @@ def _copy_call(home: Home, table: _Slots) -> Call:
         return Call(None, (table.slot(home.node), table.slot(stripped(source))), reason=home.reason)
     offset = view[1]
     assert isinstance(offset, int), "copies have fixed offsets"
-    return Call(None, (table.slot(home.node), table.slot(memory_of(view[0]))), reason=home.reason, source_offset=offset)
+    return Call(
+        None,
+        (table.slot(home.node), table.slot(memory_of(view[0]))),
+        reason=home.reason,
+        source_offset=offset,
+    )
 
 
 def _plan_arena(made: Schedule) -> None:
