@@ -30,6 +30,7 @@ from whit.engine.realize import (
     before_read,
     buffer_of,
     is_realized,
+    outsiders,
     readers_of,
     realize,
     recorder,
@@ -594,6 +595,7 @@ class TinyJit(Generic[P, R]):
         def see_data(node: UOp, data: memoryview) -> None:
             trace.data.append((node, hashlib.blake2b(data, digest_size=16).digest()))
 
+        outsiders.update(id(t) for t in trace.before)
         _running.append(self)
         recorder.append(see_step)
         storage.on_put.append(see_data)
@@ -609,6 +611,7 @@ class TinyJit(Generic[P, R]):
             realize([*returned, *advanced])
         finally:
             _running.pop()
+            outsiders.clear()
             recorder.remove(see_step)
             storage.on_put.remove(see_data)
             before_read.remove(_refuse_read)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +85,7 @@ class Step:
 
 
 recorder: list[Callable[[Step], None]] = []  # who wants to see every step (the JIT's capture)
+outsiders: set[int] = set()  # ids of the tensors that existed before the call that is being recorded
 before_read: list[Callable[[Tensor], None]] = []  # who wants to know that Python reads a value
 # BUFFERs that name a piece of another one: they must not be written
 aliases: weakref.WeakSet[UOp] = weakref.WeakSet()
@@ -120,6 +122,17 @@ def _step(call: Call, plan: Schedule, memory: list[Buffer], values: dict[str, in
         return Step(None, (buffers[0], buffers[1].view(offset, buffers[0].nbytes)))
     device = plan.slots[call.slots[0]].device or _default()
     return Step(compiled(call.ast, device), buffers, tuple([(name, values[name]) for name in call.variables]))
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Nothing is recorded inside of the block."""
+    saved = recorder[:]
+    recorder.clear()
+    try:
+        yield
+    finally:
+        recorder[:] = saved
 
 
 # ---- what nodes became -------------------------------------------------------------------------------------
@@ -166,7 +179,10 @@ def realize(tensors: Sequence[Tensor]) -> None:
     if executed:
         _refuse_alias_writes(executed)
         versions = {overwritten_version(store) for after in executed for store in after.src[1:]}
-        pending += readers_of(versions, {id(t) for t in pending})
+        readers = readers_of(versions, {id(t) for t in pending})
+        with paused():  # who reads from outside of a recorded call is no part of the record
+            realize([t for t in readers if id(t) in outsiders])
+        pending += [t for t in readers if id(t) not in outsiders]
         roots = [t.uop for t in pending]
     plan, externals, values = schedule(roots)
     memory = execute(plan, externals, values)

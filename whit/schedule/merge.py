@@ -72,22 +72,12 @@ def _same_loops(a: Kernel, b: Kernel) -> bool:
 
 
 def _is_light(kernel: Kernel) -> bool:
-    """No contraction inside: every read below a REDUCE moves along with all the loops around it but small
-    ones."""
+    """No contraction inside: every read below a REDUCE depends on all the output loops that the REDUCE depends
+    on, so nothing is read again and again, and a register tile would gain nothing."""
     for _, _, value, _ in kernel.stores:
         for node in value.toposort():
-            if node.op is Ops.REDUCE:
-                around = node.ranges | set(node.src[1:])
-                for inner in node.src[0].toposort():
-                    if inner.op is Ops.REDUCE:
-                        break
-                    if (
-                        inner.op is Ops.INDEX
-                        and inner.src[1].ranges
-                        and len(around - inner.src[1].ranges) > 0
-                        and len(inner.src[1].ranges & set(node.src[1:])) < len(node.src) - 1
-                    ):
-                        return False
+            if node.op is Ops.REDUCE and node.ranges:
+                for inner in node.src[0].toposort(lambda n: n.op is Ops.REDUCE):
                     if inner.op is Ops.INDEX and node.ranges - inner.src[1].ranges:
                         return False
     return True

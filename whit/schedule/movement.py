@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from whit.helpers import prod, strides_of
+from whit.helpers import all_int, prod, strides_of
 from whit.uop import Ops, Shape, Sint, UOp, dtypes
 from whit.uop.symbolic import conjunction, floordiv, floormod, simplify, simplify_sum
 from whit.uop.uop import uops_in
@@ -221,7 +221,7 @@ def _is_run(node: UOp) -> bool:
         if seen and size is not whole and size != whole:
             return False
         seen = seen or not (isinstance(size, int) and size == 1)
-    return all(isinstance(size, int) for size in node.shape) and prod(node.shape) != 0
+    return not all_int(node.shape) or prod(node.shape) != 0
 
 
 def index_dtype(value: UOp) -> UOp:
