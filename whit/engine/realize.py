@@ -93,13 +93,13 @@ aliases: weakref.WeakSet[UOp] = weakref.WeakSet()
 
 def execute(plan: Schedule, externals: Sequence[UOp], values: dict[str, int]) -> list[Buffer]:
     """Run a schedule on the given BUFFERs; the memory of every slot."""
-    arenas = {device: Buffer(device, nbytes) for device, nbytes in plan.arena.items()}
+    arenas = {device: Buffer(device or _default(), nbytes) for device, nbytes in plan.arena.items()}
     memory: list[Buffer] = []
     for slot in plan.slots:
         if slot.external >= 0:
             memory.append(buffer_of(externals[slot.external]))
         elif slot.offset >= 0:
-            memory.append(arenas[slot.device or _default()].view(slot.offset, slot.nbytes))
+            memory.append(arenas[slot.device].view(slot.offset, slot.nbytes))
         else:
             memory.append(TensorMemory(slot.device or _default(), slot.nbytes))
     for call in plan.calls:
@@ -160,6 +160,8 @@ def _is_known(node: UOp) -> bool:
 def _become(node: UOp, memory: UOp) -> None:
     """Remember that a node's value lies in memory now, so that graphs which hold it do not compute it
     again."""
+    if node.device is None and node.op is not Ops.DETACH:
+        return  # constants are everywhere, and stay what they are; a DETACH of one is somebody's leaf
     if node is not memory:
         node.became = memory
 
