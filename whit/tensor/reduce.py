@@ -16,14 +16,15 @@ from whit.tensor.base import iota, scalar_shape
 from whit.tensor.movement import MovementMixin
 from whit.uop import DType, Op, Ops, PyConst, UOp, dtypes
 from whit.uop.dtype import float_of, to_dtype
+from whit.uop.ops import identity
 from whit.uop.uop import show_shape
 
 Axis: TypeAlias = "int | tuple[int, ...] | list[int] | None"
 Bool: TypeAlias = bool
 
-BLOCK = (
-    512  # running reductions fold this many elements per output directly, and recurse over blocks above it
-)
+# running reductions up to DIRECT elements fold each prefix anew, in one kernel; longer ones do so inside of
+# blocks, and run over the blocks' totals
+DIRECT, BLOCK = 512, 16
 RANKED = 512  # up to this length sorting compares all pairs in one kernel; above it, blocks are merged
 
 
@@ -34,13 +35,6 @@ def accumulator(dtype: DType) -> DType:
     if dtype.is_unsigned:
         return dtypes.uint32 if dtype.bitsize < 32 else dtype
     return dtypes.int32 if dtype.bitsize < 32 else dtype
-
-
-def identity(op: Op, dtype: DType) -> PyConst:
-    """The value that changes nothing in a reduction."""
-    if op is Ops.MAX:
-        return dtype.min
-    return dtype.max if op is Ops.MIN else op.identity or 0
 
 
 class ReduceMixin(MovementMixin):
@@ -285,17 +279,13 @@ class ReduceMixin(MovementMixin):
         *lead, n = self.shape
         if not n or prod(lead) == 0:
             return self
-        if n <= BLOCK:
-            inside = self._wrap(_lower(n))
-            neutral = self._wrap(UOp.const(identity(op, self.uop.dtype), self.uop.dtype))
-            return inside.where(self.unsqueeze(-2), neutral)._reduce(
-                op, -1, False, "cumsum"
-            )  # (..., n, n) -> (..., n)
+        if n <= DIRECT:
+            return self._prefixes(op)
         blocks = -(-n // BLOCK)
         filled = self._fill_end(blocks * BLOCK - n, identity(op, self.uop.dtype)).reshape(
             *lead, blocks, BLOCK
         )
-        inner = filled._running(op)
+        inner = filled._prefixes(op)
         totals = inner._part(len(lead) + 1, BLOCK - 1, BLOCK).squeeze(-1)._running(op)  # (..., blocks)
         before = (
             totals._part(len(lead), 0, blocks - 1)._fill_start(1, identity(op, self.uop.dtype)).unsqueeze(-1)
@@ -305,6 +295,12 @@ class ReduceMixin(MovementMixin):
             .reshape(*lead, blocks * BLOCK)
             ._part(len(lead), 0, n)
         )
+
+    def _prefixes(self, op: Op) -> Self:
+        """Each prefix of the last axis folded by itself: (..., n, n) -> (..., n)."""
+        inside = self._wrap(_lower(self.shape[-1]))
+        neutral = self._wrap(UOp.const(identity(op, self.uop.dtype), self.uop.dtype))
+        return inside.where(self.unsqueeze(-2), neutral)._reduce(op, -1, False, "cumsum")
 
     def _fill_end(self, count: int, value: PyConst) -> Self:
         return self._pad_constant(((0, 0),) * (self.ndim - 1) + ((0, count),), value)
