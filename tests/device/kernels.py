@@ -75,14 +75,16 @@ def run(device: str, ast: UOp, arrays: Sequence[Array], opts: Sequence[str] | No
 
 
 def elementwise(device: str, inputs: Sequence[Array], functions: Sequence[Callable[..., UOp]]) -> list[Array]:
-    """Each function of the inputs' elements, as one array each; all in one kernel."""
+    """Each function of the inputs' elements, as one array each; all in one kernel. System compilers take long over
+    wide tiles of narrow floats: those stay loops there."""
     size, count = inputs[0].size, len(functions)
     i = loop(size, 0)
     operands = [read(param(count + n, size, DTYPES[a.dtype]), i) for n, a in enumerate(inputs)]
     values = [function(*operands) for function in functions]
     sink = UOp.sink(*[write(param(n, size, v.dtype), i, v).end(i) for n, v in enumerate(values)])
     outputs = [np.zeros(size, NUMPY[v.dtype]) for v in values]
-    return run(device, sink, [*outputs, *inputs], None)[:count]
+    plain = device.startswith("CPU:") and inputs[0].dtype.itemsize < 4 and inputs[0].dtype.kind not in "biu"
+    return run(device, sink, [*outputs, *inputs], () if plain else None)[:count]
 
 
 def alu(op: Op) -> Callable[..., UOp]:
