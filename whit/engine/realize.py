@@ -248,9 +248,14 @@ def _pending_writes(roots: list[UOp]) -> list[UOp]:
 
 def _without_writes(node: UOp) -> UOp:
     """A view of an AFTER as a view of the memory itself, once the writes have happened."""
-    if node.op is Ops.AFTER:
-        return _without_writes(node.src[0])
-    return node if not node.src else node.replace(src=(_without_writes(node.src[0]), *node.src[1:]))
+    views = []
+    while node.src:
+        if node.op is not Ops.AFTER:
+            views.append(node)
+        node = node.src[0]
+    for view in reversed(views):
+        node = view.replace(src=(node, *view.src[1:]))
+    return node
 
 
 def _refuse_alias_writes(executed: list[UOp]) -> None:
