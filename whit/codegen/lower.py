@@ -267,6 +267,35 @@ def bind_specials(ast: UOp) -> UOp:
     return new[ast]
 
 
+def nest_stores(ast: UOp) -> UOp:
+    """Give a store its own RANGE where its loops nest in another order than those of the stores before it.
+
+    Before:  SINK(END(a, i), END(b, j, i))
+    After:   SINK(END(a, i), END(b', j, k))
+    """
+    if len(ast.src) < 2:
+        return ast
+    uid = -1
+    around: dict[UOp, UOp | None] = {}
+    ends: list[UOp] = []
+    for end in ast.src:
+        outer: UOp | None = None
+        renamed: dict[UOp, UOp] = {}
+        for r in end.src[1:] if end.op is Ops.END else ():
+            if r.arg.axis.is_tile:
+                continue
+            if around.setdefault(r, outer) is not outer:
+                uid = uid + 1 if uid >= 0 else _next_uid(ast.toposort())
+                renamed[r] = UOp(Ops.RANGE, dtypes.index, r.src, RangeArg(uid, r.arg.axis))
+                r = renamed[r]
+                around[r] = outer
+            outer = r
+        if renamed:
+            end = _rename_free(end.src[0], renamed).end(*[renamed.get(r, r) for r in end.src[1:]])
+        ends.append(end)
+    return UOp.sink(*ends).replace(arg=ast.arg) if tuple(ends) != ast.src else ast
+
+
 # name, how many of them, the ranges that become one
 _SPECIALS = (("gidx", 3, (AxisType.GLOBAL,)), ("thread", 1, (AxisType.THREAD,)),
              ("lidx", 3, (AxisType.LOCAL, AxisType.GROUP_REDUCE)))
@@ -305,7 +334,7 @@ def _decompose(ast: UOp, target: Target) -> UOp:
 def lower_passes() -> tuple[Pass, ...]:
     """The pipeline between opts and `linearize`; each pass takes the Target as its context."""
     return (
-        Pass("bind specials", lambda u, _: bind_specials(group_reduces(u)), "tiled", "tiled",
+        Pass("bind specials", lambda u, _: nest_stores(bind_specials(group_reduces(u))), "tiled", "tiled",
              "work-items share reductions; THREAD, GLOBAL and LOCAL ranges are hardware indices"),
         Pass("simplify indices", lambda u, _: simplify(u), "tiled", "tiled", "canonical index arithmetic"),
         Pass("fuse multiply-add", fuse_multiply_add, "tiled", "tiled", "MULACC where the target has it"),
