@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from whit.codegen.access import Address, Dims, Tiles, addresses, choose_vector_axes, is_linear
-from whit.codegen.opts import identity
 from whit.codegen.target import Target
 from whit.uop import DType, Op, Ops, UOp, dtypes
-from whit.uop.ops import COMPARE
+from whit.uop.ops import COMPARE, identity
 from whit.uop.symbolic import linear_form
 
 CHAINS = 8  # independent accumulations that keep the multiply-add units busy: latency 4 times 2 units
@@ -558,7 +557,7 @@ class _Fold:
         self.body = loops[-1] if loops else None
         if self.body is not None:
             wide = node.dtype.vec(self.lanes)
-            start = UOp.const(identity(self.op, node), wide)
+            start = UOp.const(identity(self.op, node.dtype), wide)
             parent = loops[0].parent
             assert parent is not None
             for row in self.state:

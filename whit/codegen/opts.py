@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from whit.codegen.target import Target
 from whit.helpers import WhitError, prod, round_up
 from whit.uop import AxisType, Op, Ops, RangeArg, Sint, UOp, dtypes
-from whit.uop.dtype import PyConst
+from whit.uop.ops import identity
 from whit.uop.symbolic import _simplify_node, conjunction, simplify
 from whit.uop.text import arg_class
 
@@ -513,17 +513,8 @@ class _Builder:
         if masked and not (node.arg.op is Ops.ADD and all(_vanishes(node.src[0], root) for root in masked)):
             inside = conjunction(*[m for root in masked for m in self.masks[root]])
             assert inside is not None
-            value = inside.where(value, UOp.const(identity(node.arg.op, node), node.dtype))
+            value = inside.where(value, UOp.const(identity(node.arg.op, node.dtype), node.dtype))
         return UOp(Ops.REDUCE, node.dtype, (value, *self.present(node.src[1:])), node.arg)
-
-
-def identity(op: Op, like: UOp) -> PyConst:
-    """The value that a reduction by `op` leaves unchanged, in the dtype of `like`."""
-    if op is Ops.MAX:
-        return like.dtype.min
-    if op is Ops.MIN:
-        return like.dtype.max
-    return 1 if op is Ops.MUL else 0
 
 
 _ZERO_PRESERVING = (Ops.CAST, Ops.NEG, Ops.ADD, Ops.SUB, Ops.MUL, Ops.MAX, Ops.MIN)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from whit.schedule.fusion import Fusion, Home, sources_at, store_place, take_places
 from whit.schedule.movement import ZERO, Place, flat_index, index_dtype, memory_of, through, unbind
 from whit.uop import Ops, ParamArg, ReduceArg, UOp, dtypes
+from whit.uop.ops import identity
 from whit.uop.symbolic import conjunction
 from whit.uop.uop import alu
 
@@ -194,6 +195,8 @@ class _Lowering:
         if op is Ops.TAKE:
             return _zero_unless(self.taken(node, place, sources[0]).valid, sources[1])
         if op is Ops.REDUCE:
+            if 0 in [node.src[0].shape[axis] for axis in node.arg.axes]:
+                return UOp.const(identity(node.arg.op, node.dtype), node.dtype)
             loops = tuple([loop for loop in self.home.reduce_ranges(node, place) if loop is not ZERO])
             return (
                 UOp(Ops.REDUCE, node.dtype, (sources[0], *loops), ReduceArg(node.arg.op))

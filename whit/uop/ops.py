@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from whit.uop.dtype import PyConst
+from whit.uop.dtype import DType, PyConst
 
 
 class AxisType(enum.IntEnum):
@@ -312,3 +312,15 @@ ALU = frozenset(op for op in all_ops() if op.is_alu)
 MOVEMENT = frozenset(op for op in all_ops() if op.is_movement)
 COMPARE = frozenset(op for op in all_ops() if op.category == "compare")
 REDUCTIONS = (Ops.ADD, Ops.MUL, Ops.MAX, Ops.MIN)
+
+
+def identity(op: Op, dtype: DType) -> PyConst:
+    """The value that changes nothing in a reduction by `op`.
+
+    >>> from whit.uop.dtype import dtypes
+    >>> identity(Ops.MAX, dtypes.uint8), identity(Ops.MIN, dtypes.uint8), identity(Ops.MUL, dtypes.uint8)
+    (0, 255, 1)
+    """
+    if op is Ops.MAX:
+        return dtype.min
+    return dtype.max if op is Ops.MIN else op.identity or 0
