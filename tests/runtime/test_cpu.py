@@ -10,6 +10,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -63,6 +64,26 @@ def test_blocks_are_aligned_distinct_and_reused() -> None:
     assert memory.used == 0
     again = {memory.allocate(size) for size in sizes}
     assert again == {address for address, _ in blocks}
+
+
+def test_threads_never_get_the_same_block() -> None:
+    memory, taken = HostMemory(), []
+
+    def work() -> None:
+        mine = [memory.allocate(64) for _ in range(3000)]
+        taken.extend(mine)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(set(taken)) == 12000 and memory.used == 64 * 12000
 
 
 def test_kept_memory_is_bounded() -> None:

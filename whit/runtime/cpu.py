@@ -12,6 +12,7 @@ import platform
 import shutil
 import struct
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -53,32 +54,35 @@ class HostMemory:
         self.kept = 0  # bytes in free blocks that could go back to the system
         self.used = 0  # bytes handed out
         self.slab, self.slab_end = 0, 0
+        self.lock = threading.RLock()  # the collector may free a buffer inside of `allocate`
 
     def allocate(self, nbytes: int) -> int:
         """The address of at least `nbytes`. DeviceError when the system has no memory."""
         size = size_class(nbytes)
-        blocks = self.free_blocks.get(size)
-        if blocks:
-            address = blocks.pop()
-            if size > _SMALL:
-                self.kept -= size
-        elif size > _SMALL:
-            address = self.map(size)
-        else:
-            address = self.cut(size)
-        self.used += size
-        return address
+        with self.lock:
+            blocks = self.free_blocks.get(size)
+            if blocks:
+                address = blocks.pop()
+                if size > _SMALL:
+                    self.kept -= size
+            elif size > _SMALL:
+                address = self.map(size)
+            else:
+                address = self.cut(size)
+            self.used += size
+            return address
 
     def free(self, address: int, nbytes: int) -> None:
         """Keep a block for reuse, or give it back when enough are kept."""
         size = size_class(nbytes)
-        self.used -= size
-        if size > _SMALL:
-            if self.kept + size > self.limit:
-                elf.libc.munmap(address, self.mapped(size))
-                return
-            self.kept += size
-        self.free_blocks.setdefault(size, []).append(address)
+        with self.lock:
+            self.used -= size
+            if size > _SMALL:
+                if self.kept + size > self.limit:
+                    elf.libc.munmap(address, self.mapped(size))
+                    return
+                self.kept += size
+            self.free_blocks.setdefault(size, []).append(address)
 
     def cut(self, size: int) -> int:
         if self.slab + size > self.slab_end:
@@ -126,6 +130,14 @@ class HostMemory:
 
 
 memory = HostMemory()
+
+
+def _new_lock() -> None:
+    """After a fork another thread of the parent may seem to hold the lock for ever."""
+    memory.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_new_lock)
 
 _view = ctypes.pythonapi.PyMemoryView_FromMemory
 _view.restype = ctypes.py_object

@@ -4,6 +4,7 @@ start."""
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import shutil
 import tempfile
@@ -15,6 +16,15 @@ from whit.helpers import CompileError, cache_get, cache_put
 from whit.runtime import elf
 
 _lock = threading.Lock()  # LLVM's global context is not for two threads
+
+
+def _new_lock() -> None:
+    """After a fork another thread of the parent may seem to hold the lock for ever."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_new_lock)
 
 
 @lru_cache(1)
