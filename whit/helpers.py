@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import math
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
+
+try:
+    # what hashlib.blake2b is; hashlib itself would load OpenSSL, some milliseconds
+    from _blake2 import blake2b as blake2b
+except ImportError:
+    from hashlib import blake2b as blake2b
 
 T = TypeVar("T")
 
@@ -196,7 +200,7 @@ def cache_get(table: str, key: str) -> bytes | None:
     except OSError:
         return None
     body, digest = data[:-16], data[-16:]
-    return body if len(data) >= 16 and hashlib.blake2b(body, digest_size=16).digest() == digest else None
+    return body if len(data) >= 16 and blake2b(body, digest_size=16).digest() == digest else None
 
 
 def cache_put(table: str, key: str, body: bytes) -> None:
@@ -209,7 +213,7 @@ def cache_put(table: str, key: str, body: bytes) -> None:
     folder = cache_dir() / table
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / key, body + hashlib.blake2b(body, digest_size=16).digest())
+        write_atomic(folder / key, body + blake2b(body, digest_size=16).digest())
     except OSError as error:
         _cache_broken = True
         warnings.warn(f"disk cache: cannot write {folder}: {error}. Kernels are compiled anew in each "
@@ -219,7 +223,8 @@ def cache_put(table: str, key: str, body: bytes) -> None:
 def write_atomic(path: Path, body: bytes) -> None:
     """Write a file so that it is either the old one or the whole new one; on failure nothing remains of the
     new."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
+    temporary = path.parent / f".tmp-{os.getpid()}-{os.urandom(8).hex()}"
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(body)

@@ -3,7 +3,6 @@ neither codegen nor a compiler."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import Any
 
 from whit.engine.counters import Work
 from whit.engine.profile import span
-from whit.helpers import BEAM, DEBUG, NOOPT, cache_get, cache_put, log
+from whit.helpers import BEAM, DEBUG, NOOPT, blake2b, cache_get, cache_put, log
 from whit.runtime.device import Device, Launch, Program
 from whit.uop import UOp
 
@@ -53,7 +52,7 @@ def clear() -> None:
 def _version() -> str:
     """Changes when any source file that kernels depend on changes, so that no stale kernel is ever loaded."""
     root = Path(__file__).parent.parent
-    digest = hashlib.blake2b(digest_size=8)
+    digest = blake2b(digest_size=8)
     for room in ("uop", "codegen", "renderer", "runtime"):
         for file in sorted((root / room).glob("*.py")):
             stat = file.stat()
@@ -64,7 +63,7 @@ def _version() -> str:
 def cache_key(ast: UOp, device: Device) -> str:
     """Name of a kernel's entry in the disk cache: the IR, the machine, the settings and whit's own code."""
     text = f"{device.target.key}|{device.name}|{BEAM.value}|{NOOPT.value}|{_version()}"
-    return hashlib.blake2b(ast.key + text.encode(), digest_size=20).hexdigest()
+    return blake2b(ast.key + text.encode(), digest_size=20).hexdigest()
 
 
 def _load_or_compile(ast: UOp, device: Device) -> Kernel:

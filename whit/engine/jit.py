@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
-import hashlib
 import itertools
 import sys
 import warnings
@@ -37,7 +36,7 @@ from whit.engine.realize import (
     resolve,
     value_of,
 )
-from whit.helpers import JIT, ArgumentError, log, prod
+from whit.helpers import JIT, ArgumentError, blake2b, log, prod
 from whit.runtime.device import Buffer, Device, Plan, PlanCall
 from whit.schedule.movement import contiguous_view, memory_of
 from whit.tensor import Tensor, storage
@@ -593,7 +592,7 @@ class TinyJit(Generic[P, R]):
             trace.steps.append(step)
 
         def see_data(node: UOp, data: memoryview) -> None:
-            trace.data.append((node, hashlib.blake2b(data, digest_size=16).digest()))
+            trace.data.append((node, blake2b(data, digest_size=16).digest()))
 
         outsiders.update(id(t) for t in trace.before)
         _running.append(self)

@@ -3,7 +3,6 @@ start."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import shutil
@@ -12,7 +11,7 @@ import threading
 from functools import lru_cache
 from typing import Any
 
-from whit.helpers import CompileError, cache_get, cache_put
+from whit.helpers import CompileError, blake2b, cache_get, cache_put
 from whit.runtime import elf
 
 _lock = threading.Lock()  # LLVM's global context is not for two threads
@@ -55,7 +54,7 @@ def host_key() -> str:
     """A short digest of the CPU's model and features: code compiled for one key runs wherever the key is
     equal."""
     model, flags = host()
-    return hashlib.blake2b(f"{model}|{' '.join(sorted(flags))}".encode(), digest_size=8).hexdigest()
+    return blake2b(f"{model}|{' '.join(sorted(flags))}".encode(), digest_size=8).hexdigest()
 
 
 class _LLVM:
@@ -133,7 +132,7 @@ def disassemble(binary: bytes) -> str:
 
 def load_cached(source: str, name: str) -> elf.Image:
     """Compile and link a piece of IR text, through the disk cache."""
-    key = hashlib.blake2b(f"{host_key()}|{source}".encode(), digest_size=16).hexdigest()
+    key = blake2b(f"{host_key()}|{source}".encode(), digest_size=16).hexdigest()
     binary = cache_get("native", key)
     if binary is not None:
         try:

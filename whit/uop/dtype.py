@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from whit.helpers import DTypeError
 
 PyConst = bool | int | float
 
 
-@dataclass(frozen=True, eq=False)
 class DType:
     """An element type. `count` > 1 (a hardware vector) exists only in linear programs.
 
@@ -21,12 +19,13 @@ class DType:
     scalar.
     """
 
-    name: str
-    kind: str
-    bitsize: int
-    fmt: str = ""  # struct/memoryview format character where Python has one
-    count: int = 1
-    scalar_type: DType | None = None
+    __slots__ = ("bitsize", "count", "fmt", "kind", "name", "scalar_type")
+
+    def __init__(self, name: str, kind: str, bitsize: int, fmt: str = "", count: int = 1,
+                 scalar_type: DType | None = None) -> None:
+        self.name, self.kind, self.bitsize = name, kind, bitsize
+        self.fmt = fmt  # struct/memoryview format character where Python has one
+        self.count, self.scalar_type = count, scalar_type
 
     @property
     def itemsize(self) -> int:
@@ -93,8 +92,7 @@ def _vector(scalar: DType, count: int) -> DType:
     return DType(f"{scalar.name}x{count}", scalar.kind, scalar.bitsize, scalar.fmt, count, scalar)
 
 
-@dataclass(frozen=True)
-class FloatInfo:
+class FloatInfo(NamedTuple):
     """Bits of the exponent (without sign) and of the fraction, exponent bias, greatest finite value, whether
     inf exists."""
 

@@ -9,7 +9,6 @@ import enum
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from whit.uop.dtype import DType, PyConst
 
@@ -35,32 +34,25 @@ class AxisType(enum.IntEnum):
         return self in (AxisType.REDUCE, AxisType.GROUP_REDUCE, AxisType.UNROLL)
 
 
-@dataclass(frozen=True, eq=False)
 class Op:
-    """A row of the table. `meaning` computes on Python scalars (before wrapping to the dtype)."""
+    """A row of the table. `meaning` computes on Python scalars (before wrapping to the dtype); `arity` None varies;
+    `associative`: exactly, on integers; `identity` of a reduction (MAX's and MIN's depend on the dtype); `takes`: operand
+    dtypes: any, number, float, int, bitwise (int or bool)."""
 
-    name: str
-    category: str
-    arity: int | None  # None: varies
-    doc: str
-    meaning: Callable[..., PyConst] | None = None
-    commutative: bool = False
-    associative: bool = False  # exactly, on integers
-    idempotent: bool = False
-    identity: PyConst | None = None  # of a reduction; MAX's and MIN's depend on the dtype
-    takes: str = "any"  # operand dtypes: any, number, float, int, bitwise (int or bool)
-    differentiable: bool = True
+    __slots__ = ("arity", "associative", "category", "commutative", "differentiable", "doc", "idempotent", "identity",
+                 "is_alu", "is_elementwise", "is_movement", "meaning", "name", "takes")
 
-    # computed from the category, and plain attributes because every new node asks
-    is_elementwise: bool = field(init=False)  # one result element per position of the broadcast operands
-    is_alu: bool = field(init=False)  # elementwise without casts
-    is_movement: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        alu = self.category in ("unary", "binary", "compare", "ternary")
-        object.__setattr__(self, "is_alu", alu)
-        object.__setattr__(self, "is_elementwise", alu or self.category == "cast")
-        object.__setattr__(self, "is_movement", self.category == "movement")
+    def __init__(self, name: str, category: str, arity: int | None, doc: str,
+                 meaning: Callable[..., PyConst] | None = None, commutative: bool = False, associative: bool = False,
+                 idempotent: bool = False, identity: PyConst | None = None, takes: str = "any",
+                 differentiable: bool = True) -> None:
+        self.name, self.category, self.arity, self.doc, self.meaning = name, category, arity, doc, meaning
+        self.commutative, self.associative, self.idempotent = commutative, associative, idempotent
+        self.identity, self.takes, self.differentiable = identity, takes, differentiable
+        # computed from the category, and plain attributes because every new node asks
+        self.is_alu = category in ("unary", "binary", "compare", "ternary")
+        self.is_elementwise = self.is_alu or category == "cast"  # one result per position of the broadcast operands
+        self.is_movement = category == "movement"
 
     def __repr__(self) -> str:
         return f"Ops.{self.name}"
@@ -85,7 +77,8 @@ def all_ops() -> list[Op]:
 def define(name: str, category: str, arity: int | None, doc: str,
            meaning: Callable[..., PyConst] | None = None, *,
            commutative: bool = False, associative: bool = False,
-           idempotent: bool = False, identity: PyConst | None = None, takes: str = "any", differentiable: bool = True) -> Op:
+           idempotent: bool = False, identity: PyConst | None = None, takes: str = "any",
+           differentiable: bool = True) -> Op:
     """Add a row to the table (docs/add-an-op.md)."""
     op = Op(name, category, arity, doc, meaning, commutative, associative, idempotent, identity, takes,
             differentiable)

@@ -18,7 +18,6 @@ The dtype void and the argument None are left out. `#` starts a comment. The las
 """
 from __future__ import annotations
 
-import dataclasses
 import enum
 import json
 import re
@@ -38,6 +37,7 @@ from whit.uop.uop import (
     StageArg,
     UOp,
     VarArg,
+    arg_fields,
     show_shape,
 )
 
@@ -45,7 +45,7 @@ C = TypeVar("C", bound=type)
 
 # ---- classes that may stand in arguments -------------------------------------------------------------------
 
-_ARG_CLASSES: dict[str, type] = {}  # dataclasses and enums by name
+_ARG_CLASSES: dict[str, type] = {}  # NamedTuples, dataclasses and enums by name
 _ARG_OF_OP: dict[Op, type] = {}  # the class whose fields stand bare after the semicolon
 _MAX_NESTING = 50
 
@@ -149,10 +149,10 @@ class _Printer:
     def fields(self, arg: Any) -> list[str]:
         """name=value of each field of a dataclass; an enum's member stands bare where typed so."""
         result = []
-        for field in dataclasses.fields(arg):
-            value = getattr(arg, field.name)
-            bare = isinstance(value, enum.Enum) and field.type == type(value).__name__
-            result.append(f"{field.name}={value.name if bare else self.value(value)}")
+        for name, kind in arg_fields(type(arg)).items():
+            value = getattr(arg, name)
+            bare = isinstance(value, enum.Enum) and kind == type(value).__name__
+            result.append(f"{name}={value.name if bare else self.value(value)}")
         return result
 
     def value(self, value: Any) -> str:
@@ -202,9 +202,9 @@ def _nodes_in(arg: Any) -> Iterator[UOp]:
     elif isinstance(arg, tuple):
         for item in arg:
             yield from _nodes_in(item)
-    elif dataclasses.is_dataclass(arg) and not isinstance(arg, (type, Op, DType)):
-        for field in dataclasses.fields(arg):
-            yield from _nodes_in(getattr(arg, field.name))
+    elif _ARG_CLASSES.get(type(arg).__name__) is type(arg) and not isinstance(arg, enum.Enum):
+        for name in arg_fields(type(arg)):
+            yield from _nodes_in(getattr(arg, name))
 
 
 def _order(root: UOp) -> list[UOp]:
@@ -412,7 +412,7 @@ class _Line:
 
     def fields(self, cls: type, close: str) -> Any:
         """field=value pairs of a dataclass, separated by commas when there is a closing mark."""
-        types = {field.name: field.type for field in dataclasses.fields(cls)}
+        types = arg_fields(cls)
         given: dict[str, Any] = {}
         while self.kind() == "word":
             name = self.take()

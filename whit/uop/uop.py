@@ -2,15 +2,13 @@
 memoised."""
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from whit.helpers import DTypeError, ShapeError, prod
+from whit.helpers import DTypeError, ShapeError, blake2b, prod
 from whit.uop.dtype import DType, PyConst, dtypes, wrap
 from whit.uop.ops import AxisType, Op, Ops
 
@@ -20,8 +18,7 @@ Shape: TypeAlias = "tuple[Sint, ...]"
 # ---- arguments of nodes ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class BufferArg:
+class BufferArg(NamedTuple):
     """uid tells buffers apart; size in elements."""
 
     uid: int
@@ -29,16 +26,14 @@ class BufferArg:
     device: str
 
 
-@dataclass(frozen=True, slots=True)
-class ParamArg:
+class ParamArg(NamedTuple):
     """Position among the kernel's buffer arguments; size in elements."""
 
     slot: int
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class VarArg:
+class VarArg(NamedTuple):
     """Bounds are inclusive."""
 
     name: str
@@ -46,40 +41,35 @@ class VarArg:
     max: int
 
 
-@dataclass(frozen=True, slots=True)
-class RangeArg:
+class RangeArg(NamedTuple):
     """uid tells ranges apart and, among ranges of equal axis type, orders them outermost first."""
 
     uid: int
     axis: AxisType
 
 
-@dataclass(frozen=True, slots=True)
-class ReduceArg:
+class ReduceArg(NamedTuple):
     """The binary op that folds; the axes at tensor level, () at kernel level where src[1:] are the ranges."""
 
     op: Op
     axes: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StageArg:
+class StageArg(NamedTuple):
     """space: "global" (a buffer), "local" (shared by a work-group) or "register" (private)."""
 
     space: str
     uid: int
 
 
-@dataclass(frozen=True, slots=True)
-class SpecialArg:
+class SpecialArg(NamedTuple):
     """name: "thread", or "gidx0" … "gidx2" and "lidx0" … "lidx2"; the value runs from 0 to size - 1."""
 
     name: str
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class LocalArg:
+class LocalArg(NamedTuple):
     """Scratch memory: its number, its length in elements and whether the work-group shares it."""
 
     uid: int
@@ -245,7 +235,7 @@ class UOp:
             for node in self._unknown("_key"):
                 arg = node.arg
                 text = f"{node.op.name}|{node.dtype.name}|{'' if arg is None else stable_text(arg)}|"
-                node._key = hashlib.blake2b(text.encode() + b"".join([s._key or b"" for s in node.src]),
+                node._key = blake2b(text.encode() + b"".join([s._key or b"" for s in node.src]),
                                             digest_size=16).digest()
         assert self._key is not None
         return self._key
@@ -721,15 +711,22 @@ def _ranges_of(u: UOp) -> frozenset[UOp]:
     return result
 
 
+def arg_fields(cls: type) -> dict[str, str]:
+    """Field names and types of an argument's class: a NamedTuple, or a dataclass."""
+    if hasattr(cls, "__dataclass_fields__"):
+        return {name: str(field.type) for name, field in cls.__dataclass_fields__.items()}
+    return {name: getattr(kind, "__forward_arg__", str(kind)) for name, kind in cls.__annotations__.items()}
+
+
 def stable_text(arg: Any) -> str:
     """A text of an argument that does not change between processes (UOps by digest)."""
     if isinstance(arg, UOp):
         return "u" + arg.key.hex()
-    if isinstance(arg, tuple):
+    cls = type(arg)
+    if cls is tuple:
         return "(" + ",".join([stable_text(item) for item in arg]) + ")"
-    if is_dataclass(arg) and not isinstance(arg, (type, Op)):
-        return type(arg).__name__ + "(" + ",".join([stable_text(getattr(arg,
-                                                                        f.name)) for f in fields(arg)]) + ")"
+    if hasattr(cls, "_fields") or hasattr(cls, "__dataclass_fields__"):
+        return cls.__name__ + "(" + ",".join([stable_text(getattr(arg, name)) for name in arg_fields(cls)]) + ")"
     return repr(arg)
 
 
