@@ -1,18 +1,24 @@
-"""Evaluates graphs of elementwise nodes over NumPy arrays: every float32 op is rounded to float32, integers wrap."""
+"""Evaluates graphs of elementwise nodes over NumPy arrays: every float32 op is rounded to float32, integers
+wrap."""
 from __future__ import annotations
 
 import numpy as np
 
 from whit.uop import AxisType, DType, Ops, ParamArg, UOp, dtypes
 
-NUMPY = {dtypes.bool: np.bool_, dtypes.int8: np.int8, dtypes.int16: np.int16, dtypes.int32: np.int32, dtypes.int64: np.int64,
+NUMPY = {dtypes.bool: np.bool_, dtypes.int8: np.int8, dtypes.int16: np.int16, dtypes.int32: np.int32,
+         dtypes.int64: np.int64,
          dtypes.uint8: np.uint8, dtypes.uint16: np.uint16, dtypes.uint32: np.uint32, dtypes.uint64: np.uint64,
-         dtypes.float16: np.float16, dtypes.float32: np.float32, dtypes.float64: np.float64, dtypes.index: np.int64}
+         dtypes.float16: np.float16, dtypes.float32: np.float32, dtypes.float64: np.float64,
+         dtypes.index: np.int64}
 
 BINARY = {
-    Ops.ADD: np.add, Ops.SUB: np.subtract, Ops.MUL: np.multiply, Ops.FDIV: np.divide, Ops.MAX: np.maximum, Ops.MIN: np.minimum,
-    Ops.AND: np.bitwise_and, Ops.OR: np.bitwise_or, Ops.XOR: np.bitwise_xor, Ops.CMPLT: np.less, Ops.CMPLE: np.less_equal,
-    Ops.CMPEQ: np.equal, Ops.CMPNE: np.not_equal, Ops.SQRT: np.sqrt, Ops.TRUNC: np.trunc, Ops.FLOOR: np.floor, Ops.NEG: np.negative,
+    Ops.ADD: np.add, Ops.SUB: np.subtract, Ops.MUL: np.multiply, Ops.FDIV: np.divide, Ops.MAX: np.maximum,
+    Ops.MIN: np.minimum,
+    Ops.AND: np.bitwise_and, Ops.OR: np.bitwise_or, Ops.XOR: np.bitwise_xor, Ops.CMPLT: np.less,
+    Ops.CMPLE: np.less_equal,
+    Ops.CMPEQ: np.equal, Ops.CMPNE: np.not_equal, Ops.SQRT: np.sqrt, Ops.TRUNC: np.trunc, Ops.FLOOR: np.floor,
+    Ops.NEG: np.negative,
 }
 
 
@@ -28,11 +34,13 @@ def two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a*b + c rounded once (float32), or nearly so (float64: through x86's 80-bit numbers and an exact product)."""
+    """a*b + c rounded once (float32), or nearly so (float64: through x86's 80-bit numbers and an exact
+    product)."""
     if a.dtype == np.float32:
         product = a.astype(np.float64) * b.astype(np.float64)  # exact
         total = product + c.astype(np.float64)
-        error = (product - (total - c)) + (c - (total - (total - c)))  # make the float64 sum odd where inexact: then one rounding
+        error = (product - (total - c)) + (c - (total - (total - c)))
+        # an inexact float64 sum is made odd: then rounding again is as good as rounding once
         number = total.view(np.int64)
         fix = (error != 0) & np.isfinite(error) & (number & 1 == 0)
         number = np.where(fix, number + np.where((error > 0) == (total > 0), 1, -1), number)
@@ -62,7 +70,8 @@ def cast(value: np.ndarray, dtype: DType) -> np.ndarray:
     wanted = NUMPY[dtype]
     if value.dtype.kind == "f" and dtype.is_int:
         info = np.iinfo(wanted)
-        whole = np.nan_to_num(np.trunc(value.astype(np.longdouble)), nan=0.0, posinf=info.max, neginf=info.min)
+        whole = np.nan_to_num(np.trunc(value.astype(np.longdouble)), nan=0.0, posinf=info.max,
+                              neginf=info.min)
         return np.clip(whole, np.longdouble(info.min), np.longdouble(info.max)).astype(wanted)
     return value.astype(wanted)
 
@@ -87,15 +96,16 @@ def evaluate(root: UOp, leaves: dict[UOp, np.ndarray]) -> np.ndarray:
 
 
 def compute(root: UOp, *arrays: np.ndarray) -> np.ndarray:
-    """The value of a graph whose INDEX nodes read the PARAMs of slots 0, 1, … at one index: one lane per array element.
-    Memory of narrow floats is given as their bits."""
+    """The value of a graph whose INDEX nodes read the PARAMs of slots 0, 1, … at one index: one lane per
+    array element. Memory of narrow floats is given as their bits."""
     leaves = {node: arrays[node.src[0].arg.slot] for node in root.toposort() if node.op is Ops.INDEX}
     return np.broadcast_to(evaluate(root, leaves), arrays[0].shape)
 
 
 def operand(dtype: DType, slot: int = 0) -> UOp:
     """The read that `compute` gives the array of that slot."""
-    return UOp(Ops.INDEX, dtype, (UOp(Ops.PARAM, dtype, (), ParamArg(slot, 1 << 20)), UOp.range(1 << 20, AxisType.LOOP, 0)))
+    return UOp(Ops.INDEX, dtype,
+               (UOp(Ops.PARAM, dtype, (), ParamArg(slot, 1 << 20)), UOp.range(1 << 20, AxisType.LOOP, 0)))
 
 
 def _apply(node: UOp, src: list[np.ndarray]) -> np.ndarray:

@@ -16,9 +16,11 @@ from whit.uop import AxisType, DType, Op, Ops, ParamArg, UOp, dtypes
 
 Array = np.ndarray[Any, Any]
 NUMPY: dict[DType, Any] = {
-    dtypes.bool: np.bool_, dtypes.int8: np.int8, dtypes.uint8: np.uint8, dtypes.int16: np.int16, dtypes.uint16: np.uint16,
+    dtypes.bool: np.bool_, dtypes.int8: np.int8, dtypes.uint8: np.uint8, dtypes.int16: np.int16,
+    dtypes.uint16: np.uint16,
     dtypes.int32: np.int32, dtypes.uint32: np.uint32, dtypes.int64: np.int64, dtypes.uint64: np.uint64,
-    dtypes.float16: np.float16, dtypes.float32: np.float32, dtypes.float64: np.float64, dtypes.bfloat16: ml_dtypes.bfloat16,
+    dtypes.float16: np.float16, dtypes.float32: np.float32, dtypes.float64: np.float64,
+    dtypes.bfloat16: ml_dtypes.bfloat16,
     dtypes.fp8e4m3: ml_dtypes.float8_e4m3fn, dtypes.fp8e5m2: ml_dtypes.float8_e5m2,
 }
 DTYPES = {np.dtype(v): k for k, v in NUMPY.items()}
@@ -29,7 +31,8 @@ def _needs(device: str, *programs: str) -> Any:
     return pytest.param(device, marks=pytest.mark.skipif(missing, reason=f"no {programs[0]}"))
 
 
-DEVICES = ["CPU", _needs("CPU:CLANG", "clang", "clang-19", "clang-18", "clang-14"), _needs("CPU:GCC", "gcc"), "PYTHON"]
+DEVICES = ["CPU", _needs("CPU:CLANG", "clang", "clang-19", "clang-18", "clang-14"), _needs("CPU:GCC", "gcc"),
+           "PYTHON"]
 
 
 def param(slot: int, size: int, dtype: DType) -> UOp:
@@ -63,8 +66,10 @@ def contents(memory: Buffer, like: Array) -> Array:
     return np.frombuffer(memory.copyout(), np.uint8)[:like.nbytes].copy().view(like.dtype).reshape(like.shape)
 
 
-def run(device: str, ast: UOp, arrays: Sequence[Array], opts: Sequence[str] | None = (), variables: Sequence[int] = ()) -> list[Array]:
-    """Compile the kernel with these opts (None: the heuristics') and run it; the arrays' contents afterwards."""
+def run(device: str, ast: UOp, arrays: Sequence[Array], opts: Sequence[str] | None = (),
+        variables: Sequence[int] = ()) -> list[Array]:
+    """Compile the kernel with these opts (None: the heuristics') and run it; the arrays' contents
+    afterwards."""
     runtime = Device.get(device)
     made = generate(ast, runtime.target, None if opts is None else [Opt.parse(text) for text in opts])
     binary = runtime.compile(runtime.render(made.linear, made.name), made.name)
@@ -75,8 +80,8 @@ def run(device: str, ast: UOp, arrays: Sequence[Array], opts: Sequence[str] | No
 
 
 def elementwise(device: str, inputs: Sequence[Array], functions: Sequence[Callable[..., UOp]]) -> list[Array]:
-    """Each function of the inputs' elements, as one array each; all in one kernel. System compilers take long over
-    wide tiles of narrow floats: those stay loops there."""
+    """Each function of the inputs' elements, as one array each; all in one kernel. System compilers take long
+    over wide tiles of narrow floats: those stay loops there."""
     size, count = inputs[0].size, len(functions)
     i = loop(size, 0)
     operands = [read(param(count + n, size, DTYPES[a.dtype]), i) for n, a in enumerate(inputs)]

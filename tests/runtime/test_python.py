@@ -19,7 +19,8 @@ F32 = dtypes.float32
 SMALL = (dtypes.float16, dtypes.bfloat16, dtypes.fp8e4m3, dtypes.fp8e5m2)
 
 
-def launch(kernel: Kernel, arrays: list[np.ndarray[Any, Any]], launch: Launch, variables: tuple[int, ...] = ()) -> list[Any]:
+def launch(kernel: Kernel, arrays: list[np.ndarray[Any, Any]], launch: Launch,
+           variables: tuple[int, ...] = ()) -> list[Any]:
     device = Device.get("PYTHON")
     source = device.render(kernel.linear(), "kernel")
     program = device.load(device.compile(source, "kernel"), "kernel", launch)
@@ -52,7 +53,8 @@ def test_tables_of_narrow_floats(dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", [*SMALL, F32], ids=lambda d: d.name)
 def test_casts_from_doubles(dtype: Any) -> None:
     rng = np.random.default_rng(0)
-    x = np.concatenate([rng.normal(size=300) * 10.0 ** rng.integers(-9, 9, 300), [0.0, -0.0, np.inf, -np.inf, np.nan, 1e300, 448.0,
+    x = np.concatenate([rng.normal(size=300) * 10.0 ** rng.integers(-9, 9, 300),
+                        [0.0, -0.0, np.inf, -np.inf, np.nan, 1e300, 448.0,
                         464.0, 465.0, 57344.0, 65519.0, 65520.0, 1e-8, 1e-45]])
     got = elementwise("PYTHON", lambda k, v: k.add(Ops.CAST, dtype, v), dtype, [x], [dtypes.float64], 1)
     through = x if dtype in (F32, dtypes.float16) else x.astype(np.float32)  # ml_dtypes casts through float32
@@ -81,7 +83,8 @@ def test_multiply_add_rounds_once(dtype: Any) -> None:
     rng = np.random.default_rng(1)
     x, y, z = (rng.normal(size=200).astype(NUMPY[dtype]) for _ in range(3))
     z[:100] = -(x * y)[:100]  # what remains is the product's rounding error
-    got = elementwise("PYTHON", lambda k, a, b, c: k.alu(Ops.MULACC, a, b, c), dtype, [x, y, z], [dtype] * 3, 1)
+    got = elementwise("PYTHON", lambda k, a, b, c: k.alu(Ops.MULACC, a, b, c), dtype, [x, y, z], [dtype] * 3,
+                      1)
     for g, a, b, c in zip(got, x, y, z, strict=True):
         exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
         sides = [np.nextafter(g, NUMPY[dtype](-np.inf)), g, np.nextafter(g, NUMPY[dtype](np.inf))]
@@ -93,13 +96,15 @@ def test_bitcasts() -> None:
     got = elementwise("PYTHON", lambda k, v: k.add(Ops.BITCAST, F32, v), F32, [x], [dtypes.uint32], 1)
     np.testing.assert_array_equal(got, x.view(np.float32))
     y = np.array([1.5, -2.0, np.inf, 2.0**-24], np.float16)
-    back = elementwise("PYTHON", lambda k, v: k.add(Ops.BITCAST, dtypes.int16, v), dtypes.int16, [y], [dtypes.float16], 1)
+    back = elementwise("PYTHON", lambda k, v: k.add(Ops.BITCAST, dtypes.int16, v), dtypes.int16, [y],
+                       [dtypes.float16], 1)
     np.testing.assert_array_equal(back, y.view(np.int16))
 
 
 def test_narrow_arithmetic_rounds_each_step() -> None:
     x, y = np.random.default_rng(2).integers(0, 65536, (2, 400)).astype(np.uint16).view(ml_dtypes.bfloat16)
-    got = elementwise("PYTHON", lambda k, a, b: k.alu(Ops.MUL, k.alu(Ops.ADD, a, b), b), dtypes.bfloat16, [x, y],
+    got = elementwise("PYTHON", lambda k, a, b: k.alu(Ops.MUL, k.alu(Ops.ADD, a, b), b), dtypes.bfloat16,
+                      [x, y],
                       [dtypes.bfloat16] * 2, 1)
     np.testing.assert_array_equal(got.astype(np.float32), ((x + y) * y).astype(np.float32))
 
@@ -158,7 +163,8 @@ def copy(index: Any, size: int = 4) -> Kernel:
 @pytest.mark.parametrize("offset", [1, -1])
 def test_writes_out_of_bounds(offset: int) -> None:
     k = copy(lambda k, i: k.alu(Ops.ADD, i, k.const(offset)))
-    with pytest.raises(DeviceError, match=rf"kernel kernel: write of buffer p0 at index {4 if offset > 0 else -1}"):
+    with pytest.raises(DeviceError,
+                       match=rf"kernel kernel: write of buffer p0 at index {4 if offset > 0 else -1}"):
         run("PYTHON", k.linear(), np.zeros(4, np.float32), np.zeros(4, np.float32))
 
 
@@ -197,7 +203,8 @@ def test_tasks() -> None:
 
 
 def test_two_tasks_write_one_element() -> None:
-    with pytest.raises(DeviceError, match=r"race on buffer p0 at index 0.*writes what work-item 0 of group 0 wrote"):
+    with pytest.raises(DeviceError,
+                       match=r"race on buffer p0 at index 0.*writes what work-item 0 of group 0 wrote"):
         tasks(lambda k, t: k.alu(Ops.TRUNCDIV, t, k.const(2)))
 
 
@@ -244,7 +251,8 @@ def test_scratch_without_a_barrier() -> None:
 
 def test_uninitialised_scratch() -> None:
     with pytest.raises(DeviceError, match=r"scratch local0 at index 3.*nothing was written"):
-        launch(reversal(barrier=True, write_all=False), [np.zeros(8, np.float32), np.zeros(8, np.float32)], GROUPS)
+        launch(reversal(barrier=True, write_all=False), [np.zeros(8, np.float32), np.zeros(8, np.float32)],
+               GROUPS)
 
 
 def test_a_race_on_scratch_after_it_was_written() -> None:
