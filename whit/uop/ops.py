@@ -35,23 +35,25 @@ class AxisType(enum.IntEnum):
 
 
 class Op:
-    """A row of the table. `meaning` computes on Python scalars (before wrapping to the dtype); `arity` None varies;
-    `associative`: exactly, on integers; `identity` of a reduction (MAX's and MIN's depend on the dtype); `takes`: operand
-    dtypes: any, number, float, int, bitwise (int or bool)."""
+    """A row of the table. `meaning` computes on Python scalars (before wrapping to the dtype); `arity` None
+    varies; `associative`: exactly, on integers; `identity` of a reduction (MAX's and MIN's depend on the
+    dtype); `takes`: operand dtypes: any, number, float, int, bitwise (int or bool)."""
 
-    __slots__ = ("arity", "associative", "category", "commutative", "differentiable", "doc", "idempotent", "identity",
-                 "is_alu", "is_elementwise", "is_movement", "meaning", "name", "takes")
+    __slots__ = (
+        "arity", "associative", "category", "commutative", "differentiable", "doc", "idempotent", "identity",
+        "is_alu", "is_elementwise", "is_movement", "meaning", "name", "takes",
+    )
 
     def __init__(self, name: str, category: str, arity: int | None, doc: str,
-                 meaning: Callable[..., PyConst] | None = None, commutative: bool = False, associative: bool = False,
-                 idempotent: bool = False, identity: PyConst | None = None, takes: str = "any",
-                 differentiable: bool = True) -> None:
+                 meaning: Callable[..., PyConst] | None = None, commutative: bool = False,
+                 associative: bool = False, idempotent: bool = False, identity: PyConst | None = None,
+                 takes: str = "any", differentiable: bool = True) -> None:
         self.name, self.category, self.arity, self.doc, self.meaning = name, category, arity, doc, meaning
         self.commutative, self.associative, self.idempotent = commutative, associative, idempotent
         self.identity, self.takes, self.differentiable = identity, takes, differentiable
         # computed from the category, and plain attributes because every new node asks
         self.is_alu = category in ("unary", "binary", "compare", "ternary")
-        self.is_elementwise = self.is_alu or category == "cast"  # one result per position of the broadcast operands
+        self.is_elementwise = self.is_alu or category == "cast"
         self.is_movement = category == "movement"
 
     def __repr__(self) -> str:

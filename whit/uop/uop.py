@@ -726,7 +726,8 @@ def stable_text(arg: Any) -> str:
     if cls is tuple:
         return "(" + ",".join([stable_text(item) for item in arg]) + ")"
     if hasattr(cls, "_fields") or hasattr(cls, "__dataclass_fields__"):
-        return cls.__name__ + "(" + ",".join([stable_text(getattr(arg, name)) for name in arg_fields(cls)]) + ")"
+        values = ",".join([stable_text(getattr(arg, name)) for name in arg_fields(cls)])
+        return f"{cls.__name__}({values})"
     return repr(arg)
 
 
