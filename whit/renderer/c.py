@@ -390,10 +390,23 @@ class CRenderer:
             return self.define(kind, f"{args[0]} {symbol} {args[1]}")
         if op is Ops.NEG:
             return self.define(kind, f"-{args[0]}")
+        if dtype.count > 1 and (op is Ops.MAX or op is Ops.MIN):
+            return self.extremum(op, dtype, args)
+        if dtype.count > 1 and op in _FLOAT_FUNCTION and dtype.is_float:
+            name = f"v{_FLOAT_FUNCTION[op]}"
+            self.functions[name] = _BY_LANE_FALLBACK[op]
+            return self.define(kind, f"{name}({', '.join(args)})")
         expression = self.expression(op, dtype.scalar, types)
         if dtype.count == 1:
             return self.define(kind, expression.format(*args))
         return self.by_lane(dtype, expression, *args)
+
+    def extremum(self, op: Op, dtype: DType, args: list[str]) -> str:
+        """MAX or MIN of vectors; NaN if either is NaN."""
+        better = f"{args[0]} {'>' if op is Ops.MAX else '<'} {args[1]}"
+        if dtype.is_float:
+            better = f"({better}) | ({args[0]} != {args[0]})"
+        return self.where(dtype, [self.mask(better, dtype.bitsize, dtype.count), *args])
 
     def expression(self, op: Op, scalar: DType, types: Sequence[DType]) -> str:
         """C for one lane, with {0}, {1}, … for the operands."""
@@ -622,6 +635,23 @@ _SYMBOLS = {Ops.ADD: "+", Ops.SUB: "-", Ops.MUL: "*", Ops.FDIV: "/", Ops.AND: "&
 _BOOL = {Ops.ADD: "|", Ops.MUL: "&", Ops.MAX: "|", Ops.MIN: "&", Ops.AND: "&", Ops.OR: "|", Ops.XOR: "^"}
 _COMPARE = {Ops.CMPLT: "<", Ops.CMPLE: "<=", Ops.CMPEQ: "==", Ops.CMPNE: "!="}
 _FLOAT_FUNCTION = {Ops.SQRT: "sqrt", Ops.TRUNC: "trunc", Ops.FLOOR: "floor", Ops.MULACC: "fma"}
+# a float function on vectors: clang has it, for gcc it is a loop over lanes that becomes one instruction
+_BY_LANE_FALLBACK = {
+    op: f"""\
+#if __has_builtin(__builtin_elementwise_{name})
+#define v{name} __builtin_elementwise_{name}
+#else
+#define v{name}({arguments}) ({{ __typeof__(a) r_; \\
+  for (unsigned k = 0; k < sizeof(a) / sizeof(a[0]); k++) \\
+    r_[k] = sizeof(a[0]) == 4 ? __builtin_{name}f({lanes}) : __builtin_{name}({lanes}); r_; }})
+#endif"""
+    for op, name, arguments, lanes in (
+        (Ops.SQRT, "sqrt", "a", "a[k]"),
+        (Ops.TRUNC, "trunc", "a", "a[k]"),
+        (Ops.FLOOR, "floor", "a", "a[k]"),
+        (Ops.MULACC, "fma", "a, b, c", "a[k], b[k], c[k]"),
+    )
+}
 _INSTRUCTIONS: dict[Op, Callable[[CRenderer, UOp], None]] = {
     Ops.PARAM: CRenderer.param,
     Ops.VAR: CRenderer.nothing,

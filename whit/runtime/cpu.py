@@ -276,6 +276,7 @@ class CCompiler:
         "-fno-stack-protector",
         "-fno-asynchronous-unwind-tables",
         "-fcf-protection=none",
+        "-mprefer-vector-width=512",
         "-w",
         "-x",
         "c",
