@@ -208,11 +208,10 @@ MATMUL_OPTS: list[Any] = [(), ("UPCAST axis 1 by 4", "UNROLL axis 2 by 2"),
 def test_matrix_product(device: str, dtype: DType, opts: Any) -> None:
     m, n, size = 5, 12, 18
     i, j, k = loop(m, 0), loop(n, 1), fold(size, 2)
-    total = (read(param(1, m * size, dtype), i * size + k) * read(param(2, size * n, dtype),
-                                                                  k * n + j)).reduce_ranges(Ops.ADD, k)
+    product = read(param(1, m * size, dtype), i * size + k) * read(param(2, size * n, dtype), k * n + j)
+    total = product.reduce_ranges(Ops.ADD, k)
     sink = UOp.sink(write(param(0, m * n, dtype), i * n + j, total).end(i, j))
-    a, b = (RNG.normal(size=(m, size)) * 5).astype(NUMPY[dtype]),
-    (RNG.normal(size=(size, n)) * 5).astype(NUMPY[dtype])
+    a, b = [(RNG.normal(size=shape) * 5).astype(NUMPY[dtype]) for shape in ((m, size), (size, n))]
     got = run(device, sink, [np.zeros((m, n), NUMPY[dtype]), a, b], opts)[0]
     np.testing.assert_allclose(got, a @ b, rtol=1e-4, atol=1e-4 if dtype.is_float else 0)
 
