@@ -1,4 +1,6 @@
-"""Evaluates kernels (before opts) in NumPy: every RANGE is an axis, every value an array over the ranges it depends on."""
+"""Evaluates kernels (before opts) in NumPy: every RANGE is an axis, every value an array over the ranges
+it depends on."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,7 +15,8 @@ REDUCE = {Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.maximum, Ops.MIN: n
 
 
 def evaluate(ast: UOp, buffers: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What the buffers hold after the kernel ran. Floats are computed in float64, then rounded where they are stored."""
+    """What the buffers hold after the kernel ran. Floats are computed in float64, then rounded where they
+    are stored."""
     order = ast.toposort()
     axes = {r: n for n, r in enumerate(u for u in order if u.op is Ops.RANGE)}
     values: dict[UOp, Any] = {}
@@ -24,8 +27,9 @@ def evaluate(ast: UOp, buffers: Sequence[np.ndarray]) -> list[np.ndarray]:
                 values[node] = _value(node, values, axes, buffers)
         for end in ast.src:
             store = end.src[0] if end.op is Ops.END else end
-            index, value, on = np.broadcast_arrays(*[values[s] for s in store.src[1:3]],
-                                                   values[store.src[3]] if len(store.src) > 3 else True)
+            index, value, on = np.broadcast_arrays(
+                *[values[s] for s in store.src[1:3]], values[store.src[3]] if len(store.src) > 3 else True
+            )
             result[store.src[0].arg.slot][index[on]] = value[on]
     return result
 
@@ -48,8 +52,12 @@ def _value(node: UOp, values: dict[UOp, Any], axes: dict[UOp, int], buffers: Seq
         return np.where(on, src[0][np.where(on, index, 0)], 0).astype(dtype)
     if op is Ops.REDUCE:
         inner = [axes[r] for r in node.src[1:]]
-        shape = [r.src[0].arg if axes[r] in inner else size for r, size in zip(axes, src[0].shape, strict=True)]
-        return REDUCE[node.arg.op].reduce(np.broadcast_to(src[0], shape), axis=tuple(inner), dtype=dtype, keepdims=True)
+        shape = [
+            r.src[0].arg if axes[r] in inner else size for r, size in zip(axes, src[0].shape, strict=True)
+        ]
+        return REDUCE[node.arg.op].reduce(
+            np.broadcast_to(src[0], shape), axis=tuple(inner), dtype=dtype, keepdims=True
+        )
     if op is Ops.CAST:
         return src[0].astype(dtype)
     return ALU[op](*src).astype(dtype)

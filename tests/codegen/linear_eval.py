@@ -1,4 +1,6 @@
-"""A small evaluator of linear programs for tests, apart from every device: one instruction at a time on NumPy values."""
+"""A small evaluator of linear programs for tests, apart from every device: one instruction at a time on
+NumPy values."""
+
 from __future__ import annotations
 
 import math
@@ -9,9 +11,21 @@ import numpy as np
 
 from whit.uop import DType, Op, Ops, UOp, dtypes
 
-NUMPY = {dtypes.bool: np.bool_, dtypes.int8: np.int8, dtypes.uint8: np.uint8, dtypes.int16: np.int16, dtypes.uint16: np.uint16,
-         dtypes.int32: np.int32, dtypes.uint32: np.uint32, dtypes.int64: np.int64, dtypes.uint64: np.uint64,
-         dtypes.float32: np.float32, dtypes.float64: np.float64, dtypes.index: np.int64, dtypes.float16: np.float16}
+NUMPY = {
+    dtypes.bool: np.bool_,
+    dtypes.int8: np.int8,
+    dtypes.uint8: np.uint8,
+    dtypes.int16: np.int16,
+    dtypes.uint16: np.uint16,
+    dtypes.int32: np.int32,
+    dtypes.uint32: np.uint32,
+    dtypes.int64: np.int64,
+    dtypes.uint64: np.uint64,
+    dtypes.float32: np.float32,
+    dtypes.float64: np.float64,
+    dtypes.index: np.int64,
+    dtypes.float16: np.float16,
+}
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -21,18 +35,44 @@ def _trunc_div(a: Any, b: Any) -> Any:
 
 
 ALU: dict[Op, Callable[..., Any]] = {
-    Ops.ADD: np.add, Ops.SUB: np.subtract, Ops.MUL: np.multiply, Ops.FDIV: np.divide, Ops.MAX: np.maximum, Ops.MIN: np.minimum,
-    Ops.NEG: np.negative, Ops.RECIPROCAL: lambda x: 1 / x, Ops.SQRT: np.sqrt, Ops.EXP2: np.exp2, Ops.LOG2: np.log2, Ops.SIN: np.sin,
-    Ops.ERF: lambda x: _erf(x), Ops.TRUNC: np.trunc, Ops.FLOOR: np.floor, Ops.POW: np.power,
-    Ops.AND: np.bitwise_and, Ops.OR: np.bitwise_or, Ops.XOR: np.bitwise_xor, Ops.SHL: np.left_shift, Ops.SHR: np.right_shift,
-    Ops.CMPLT: np.less, Ops.CMPLE: np.less_equal, Ops.CMPEQ: np.equal, Ops.CMPNE: np.not_equal, Ops.WHERE: np.where,
-    Ops.MULACC: lambda a, b, c: a * b + c, Ops.FLOORDIV: np.floor_divide, Ops.FLOORMOD: np.mod, Ops.TRUNCDIV: _trunc_div,
+    Ops.ADD: np.add,
+    Ops.SUB: np.subtract,
+    Ops.MUL: np.multiply,
+    Ops.FDIV: np.divide,
+    Ops.MAX: np.maximum,
+    Ops.MIN: np.minimum,
+    Ops.NEG: np.negative,
+    Ops.RECIPROCAL: lambda x: 1 / x,
+    Ops.SQRT: np.sqrt,
+    Ops.EXP2: np.exp2,
+    Ops.LOG2: np.log2,
+    Ops.SIN: np.sin,
+    Ops.ERF: lambda x: _erf(x),
+    Ops.TRUNC: np.trunc,
+    Ops.FLOOR: np.floor,
+    Ops.POW: np.power,
+    Ops.AND: np.bitwise_and,
+    Ops.OR: np.bitwise_or,
+    Ops.XOR: np.bitwise_xor,
+    Ops.SHL: np.left_shift,
+    Ops.SHR: np.right_shift,
+    Ops.CMPLT: np.less,
+    Ops.CMPLE: np.less_equal,
+    Ops.CMPEQ: np.equal,
+    Ops.CMPNE: np.not_equal,
+    Ops.WHERE: np.where,
+    Ops.MULACC: lambda a, b, c: a * b + c,
+    Ops.FLOORDIV: np.floor_divide,
+    Ops.FLOORMOD: np.mod,
+    Ops.TRUNCDIV: _trunc_div,
     Ops.TRUNCMOD: lambda a, b: a - b * _trunc_div(a, b),
 }
 
 
 def _array(value: Any, dtype: DType) -> Any:
-    return np.broadcast_to(np.asarray(value), (dtype.count,) if dtype.count > 1 else ()).astype(NUMPY[dtype.scalar])
+    return np.broadcast_to(np.asarray(value), (dtype.count,) if dtype.count > 1 else ()).astype(
+        NUMPY[dtype.scalar]
+    )
 
 
 class LinearProgram:
@@ -57,15 +97,22 @@ class LinearProgram:
         for point in np.ndindex(*[sizes[n] for n in groups]):
             outer = dict(zip(groups, point, strict=True))
             shared: dict[UOp, np.ndarray] = {}
-            running = [self.task(buffers, variables or {}, outer | dict(zip(items, item, strict=True)), shared)
-                       for item in np.ndindex(*[sizes[n] for n in items])]
+            running = [
+                self.task(buffers, variables or {}, outer | dict(zip(items, item, strict=True)), shared)
+                for item in np.ndindex(*[sizes[n] for n in items])
+            ]
             while running:  # every work-item up to its next barrier
                 arrived = [next(task, None) for task in running]
                 assert len(set(arrived)) == 1, "work-items wait at different barriers"
                 running = [] if arrived[0] is None else running
 
-    def task(self, buffers: Sequence[np.ndarray], variables: dict[str, int], special: dict[str, int],
-             shared: dict[UOp, np.ndarray]) -> Iterator[int]:
+    def task(
+        self,
+        buffers: Sequence[np.ndarray],
+        variables: dict[str, int],
+        special: dict[str, int],
+        shared: dict[UOp, np.ndarray],
+    ) -> Iterator[int]:
         values: dict[UOp, Any] = {}
         at = 0
 
@@ -111,7 +158,9 @@ class LinearProgram:
         index = np.atleast_1d(index)
         where = index if len(index) == count else index + np.arange(count)
         on = np.broadcast_to(np.atleast_1d(True if mask is None else mask), (count,))
-        assert ((where >= 0) & (where < memory.size))[on].all(), f"access at {where} of {memory.size} elements"
+        assert ((where >= 0) & (where < memory.size))[on].all(), (
+            f"access at {where} of {memory.size} elements"
+        )
         return where, on
 
     def load(self, dtype: DType, memory: np.ndarray, index: Any, mask: Any = None) -> Any:
@@ -144,5 +193,7 @@ class LinearProgram:
         if op is Ops.BITCAST:
             return src[0].view(NUMPY[node.dtype.scalar])
         for s, operand in zip(node.src, src, strict=True):
-            assert s.dtype.count == node.dtype.count, f"{node} has an operand with {s.dtype.count} lanes: {operand}"
+            assert s.dtype.count == node.dtype.count, (
+                f"{node} has an operand with {s.dtype.count} lanes: {operand}"
+            )
         return ALU[op](*src)

@@ -1,10 +1,12 @@
-"""Linear programs evaluated one instruction at a time against NumPy, over many tilings; and what their loops contain."""
+"""Linear programs evaluated one instruction at a time against NumPy, over many tilings; and what their
+loops contain."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.codegen.linear_eval import LinearProgram
 
+from tests.codegen.linear_eval import LinearProgram
 from whit.codegen.linearize import linearize
 from whit.codegen.lower import bind_specials, fuse_multiply_add, group_reduces, nest_stores, prepare
 from whit.codegen.opts import apply, parse_opts
@@ -14,9 +16,19 @@ from whit.uop.ops import all_ops
 from whit.uop.spec import verify
 from whit.uop.symbolic import simplify
 
-TARGET = Target("test", "python", vector_bytes=32, vector_registers=16, threads=4, native=frozenset(all_ops()))
-GPU = Target("gpu", "python", vector_bytes=16, threads=1, has_local=True, local_bytes=1 << 15, max_local=256,
-             native=frozenset(all_ops()))
+TARGET = Target(
+    "test", "python", vector_bytes=32, vector_registers=16, threads=4, native=frozenset(all_ops())
+)
+GPU = Target(
+    "gpu",
+    "python",
+    vector_bytes=16,
+    threads=1,
+    has_local=True,
+    local_bytes=1 << 15,
+    max_local=256,
+    native=frozenset(all_ops()),
+)
 SCALAR = Target("scalar", "python", vector_bytes=0, threads=1, native=frozenset(all_ops()))
 f32, i32 = dtypes.float32, dtypes.int32
 LOG2E = 1.4426950408889634
@@ -54,7 +66,9 @@ def program(ast: UOp, opts: str = "", target: Target = TARGET) -> UOp:
     return linear
 
 
-def run(ast: UOp, out: np.ndarray, *inputs: np.ndarray, opts: str = "", target: Target = TARGET, **variables: int) -> np.ndarray:
+def run(
+    ast: UOp, out: np.ndarray, *inputs: np.ndarray, opts: str = "", target: Target = TARGET, **variables: int
+) -> np.ndarray:
     LinearProgram(program(ast, opts, target))([out.reshape(-1), *[a.reshape(-1) for a in inputs]], variables)
     return out
 
@@ -90,21 +104,40 @@ def count(nodes: list[UOp], op: Op, lanes: int | None = None) -> int:
     return sum(n.op is op and (lanes is None or n.dtype.count == lanes) for n in nodes)
 
 
-# ---- elementwise and movement ----------------------------------------------------------------------------------------
+# ---- elementwise and movement ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", [TARGET, SCALAR])
-@pytest.mark.parametrize("opts", ["", "UPCAST axis 1 by 8", "UPCAST axis 1 by 32", "UPCAST axis 0 by 3, UPCAST axis 1 by 8",
-                                  "UPCAST axis 0 by 0", "UPCAST axis 1 by 4", "UPCAST axis 1 by 2"])
+@pytest.mark.parametrize(
+    "opts",
+    [
+        "",
+        "UPCAST axis 1 by 8",
+        "UPCAST axis 1 by 32",
+        "UPCAST axis 0 by 3, UPCAST axis 1 by 8",
+        "UPCAST axis 0 by 0",
+        "UPCAST axis 1 by 4",
+        "UPCAST axis 1 by 2",
+    ],
+)
 def test_elementwise(opts: str, target: Target) -> None:
     i, j = loop(6, 0), loop(32, 1)
     at = i * 32 + j
-    ast = UOp.sink(write(param(0, 192), at, (read(param(1, 192), at) * 2.0 + read(param(2, 32), j)).maximum(0.0), i, j))
+    ast = UOp.sink(
+        write(param(0, 192), at, (read(param(1, 192), at) * 2.0 + read(param(2, 32), j)).maximum(0.0), i, j)
+    )
     a, b = normal(6, 32), normal(32, seed=1)
     close(run(ast, np.empty((6, 32), np.float32), a, b, opts=opts, target=target), np.maximum(a * 2 + b, 0))
 
 
-@pytest.mark.parametrize("opts", ["THREAD axis 0 by 4", "THREAD axis 0 by 4, UPCAST axis 1 by 8", "MERGE axis 0 with 1, UPCAST axis 0 by 8"])
+@pytest.mark.parametrize(
+    "opts",
+    [
+        "THREAD axis 0 by 4",
+        "THREAD axis 0 by 4, UPCAST axis 1 by 8",
+        "MERGE axis 0 with 1, UPCAST axis 0 by 8",
+    ],
+)
 def test_threads_and_merged_axes(opts: str) -> None:
     i, j = loop(8, 0), loop(24, 1)
     ast = UOp.sink(write(param(0, 192), i * 24 + j, -read(param(1, 192), i * 24 + j), i, j))
@@ -131,12 +164,16 @@ def test_flip_of_the_output_and_masks(opts: str) -> None:
     ast = UOp.sink(write(param(0, 48), i * 16 + 15 - j, read(param(1, 39), i * 13 + j, valid), i, j))
     a = normal(3, 13)
     close(run(ast, np.empty((3, 16), np.float32), a, opts=opts), np.pad(a, ((0, 0), (0, 3)))[:, ::-1])
-    back = UOp.sink(write(param(0, 48), i * 16 + j, read(param(1, 39), i * 13 + 12 - j, valid), i, j, valid=valid))
+    back = UOp.sink(
+        write(param(0, 48), i * 16 + j, read(param(1, 39), i * 13 + 12 - j, valid), i, j, valid=valid)
+    )
     out = np.full((3, 16), 7, np.float32)
     close(run(back, out, a, opts=opts), np.concatenate([a[:, ::-1], np.full((3, 3), 7)], 1))
 
 
-@pytest.mark.parametrize("opts", ["", "UPCAST axis 0 by 8", "UPCAST axis 1 by 8", "UPCAST axis 0 by 4, UPCAST axis 1 by 8"])
+@pytest.mark.parametrize(
+    "opts", ["", "UPCAST axis 0 by 8", "UPCAST axis 1 by 8", "UPCAST axis 0 by 4, UPCAST axis 1 by 8"]
+)
 def test_transpose(opts: str) -> None:
     i, j = loop(16, 0), loop(24, 1)
     ast = UOp.sink(write(param(0, 384), i * 24 + j, read(param(1, 384), j * 16 + i), i, j))
@@ -144,7 +181,16 @@ def test_transpose(opts: str) -> None:
     close(run(ast, np.empty((16, 24), np.float32), a, opts=opts), a.T)
 
 
-@pytest.mark.parametrize("opts", ["", "UPCAST axis 0 by 8", "UPCAST axis 0 by 4", "UPCAST axis 0 by 0", "PADTO axis 0 to 16, UPCAST axis 0 by 16"])
+@pytest.mark.parametrize(
+    "opts",
+    [
+        "",
+        "UPCAST axis 0 by 8",
+        "UPCAST axis 0 by 4",
+        "UPCAST axis 0 by 0",
+        "PADTO axis 0 to 16, UPCAST axis 0 by 16",
+    ],
+)
 def test_division_that_the_tile_crosses(opts: str) -> None:
     """(i // 6, i % 6) of a flat axis whose tiles cross rows: lanes get their own addresses."""
     i = loop(24, 0)
@@ -156,13 +202,31 @@ def test_division_that_the_tile_crosses(opts: str) -> None:
 @pytest.mark.parametrize("opts", ["", "UPCAST axis 0 by 8", "UPCAST axis 0 by 4"])
 def test_repeat_and_negative_dividends(opts: str) -> None:
     i = loop(16, 0)
-    ast = UOp.sink(write(param(0, 16), i, read(param(1, 8), (i - 5) % 8) + read(param(2, 8), i // 2) + read(param(3, 9), (i - 7) // 3 + 3), i))
+    ast = UOp.sink(
+        write(
+            param(0, 16),
+            i,
+            read(param(1, 8), (i - 5) % 8) + read(param(2, 8), i // 2) + read(param(3, 9), (i - 7) // 3 + 3),
+            i,
+        )
+    )
     a, b, c = normal(8), normal(8, seed=1), normal(9, seed=2)
     n = np.arange(16)
-    close(run(ast, np.empty(16, np.float32), a, b, c, opts=opts), a[(n - 5) % 8] + b[n // 2] + c[(n - 7) // 3 + 3])
+    close(
+        run(ast, np.empty(16, np.float32), a, b, c, opts=opts),
+        a[(n - 5) % 8] + b[n // 2] + c[(n - 7) // 3 + 3],
+    )
 
 
-@pytest.mark.parametrize("opts", ["", "UPCAST axis 0 by 8", "PADTO axis 0 to 8, UPCAST axis 0 by 8", "PADTO axis 0 to 4, THREAD axis 0 by 4"])
+@pytest.mark.parametrize(
+    "opts",
+    [
+        "",
+        "UPCAST axis 0 by 8",
+        "PADTO axis 0 to 8, UPCAST axis 0 by 8",
+        "PADTO axis 0 to 4, THREAD axis 0 by 4",
+    ],
+)
 @pytest.mark.parametrize("size", [1, 7, 13, 16])
 def test_ragged_edges(size: int, opts: str) -> None:
     if size % 8 and opts == "UPCAST axis 0 by 8":
@@ -175,7 +239,15 @@ def test_ragged_edges(size: int, opts: str) -> None:
     close(run(ast, np.empty(size, np.float32), a, opts=opts), a + 1)
 
 
-@pytest.mark.parametrize("opts", ["", "UPCAST axis 1 by 8", "UPCAST axis 1 by 0, UPCAST axis 0 by 2", "PADTO axis 1 to 24, UPCAST axis 1 by 24"])
+@pytest.mark.parametrize(
+    "opts",
+    [
+        "",
+        "UPCAST axis 1 by 8",
+        "UPCAST axis 1 by 0, UPCAST axis 0 by 2",
+        "PADTO axis 1 to 24, UPCAST axis 1 by 24",
+    ],
+)
 def test_padding(opts: str) -> None:
     i, j = loop(10, 0), loop(16, 1)
     inside = i.ge(1) & i.lt(9) & j.ge(3) & j.lt(14)
@@ -196,7 +268,9 @@ def test_one_element_under_a_mask_of_lanes(opts: str) -> None:
     close(run(ast, np.empty((4, 16), np.float32), a, opts=opts), wanted)
 
 
-@pytest.mark.parametrize("opts", ["", "UPCAST axis 1 by 8", "UPCAST axis 0 by 2, UPCAST axis 1 by 8", "UPCAST axis 0 by 2"])
+@pytest.mark.parametrize(
+    "opts", ["", "UPCAST axis 1 by 8", "UPCAST axis 0 by 2, UPCAST axis 1 by 8", "UPCAST axis 0 by 2"]
+)
 def test_arange_values(opts: str) -> None:
     i, j = loop(4, 0), loop(16, 1)
     number = i * 16 + j
@@ -206,7 +280,9 @@ def test_arange_values(opts: str) -> None:
     close(run(ast, np.empty(64, np.float32), opts=opts), n * 0.5 + n % 5 + (3 - n % 16))
 
 
-@pytest.mark.parametrize("opts", ["", "UPCAST axis 1 by 8", "UPCAST axis 0 by 4", "UPCAST axis 0 by 2, UPCAST axis 1 by 8"])
+@pytest.mark.parametrize(
+    "opts", ["", "UPCAST axis 1 by 8", "UPCAST axis 0 by 4", "UPCAST axis 0 by 2, UPCAST axis 1 by 8"]
+)
 def test_gather_rows(opts: str) -> None:
     """An embedding: the row comes from memory, the column is contiguous."""
     i, j = loop(8, 0), loop(16, 1)
@@ -253,13 +329,21 @@ def test_mixed_dtypes(opts: str) -> None:
     np.testing.assert_array_equal(run(ast, np.empty(32, np.bool_), x, y, opts=opts), x * y < 10)
 
 
-# ---- reductions ------------------------------------------------------------------------------------------------------
+# ---- reductions --------------------------------------------------------------------------------------------
 
-TILES = ["", "UPCAST axis 0 by 4, UPCAST axis 1 by 16", "UPCAST axis 1 by 8", "UPCAST axis 0 by 4", "UNROLL axis 2 by 8",
-         "UPCAST axis 0 by 2, UNROLL axis 2 by 4", "UPCAST axis 1 by 8, UNROLL axis 2 by 0",
-         "PADTO axis 0 to 3, PADTO axis 1 to 24, PADTO axis 2 to 5, UPCAST axis 0 by 3, UPCAST axis 1 by 24, UNROLL axis 2 by 5",
-         "SPLIT axis 2 by 8, UPCAST axis 0 by 2, UPCAST axis 1 by 8", "THREAD axis 0 by 4, UPCAST axis 1 by 16, UPCAST axis 0 by 2",
-         "SWAP axis 0 with 1, THREAD axis 0 by 4"]
+TILES = [
+    "",
+    "UPCAST axis 0 by 4, UPCAST axis 1 by 16",
+    "UPCAST axis 1 by 8",
+    "UPCAST axis 0 by 4",
+    "UNROLL axis 2 by 8",
+    "UPCAST axis 0 by 2, UNROLL axis 2 by 4",
+    "UPCAST axis 1 by 8, UNROLL axis 2 by 0",
+    "PADTO axis 0 to 3, PADTO axis 1 to 24, PADTO axis 2 to 5, UPCAST axis 0 by 3, UPCAST axis 1 by 24, "
+    "UNROLL axis 2 by 5", "SPLIT axis 2 by 8, UPCAST axis 0 by 2, UPCAST axis 1 by 8",
+    "THREAD axis 0 by 4, UPCAST axis 1 by 16, UPCAST axis 0 by 2",
+    "SWAP axis 0 with 1, THREAD axis 0 by 4",
+]
 
 
 @pytest.mark.parametrize("opts", TILES)
@@ -277,7 +361,8 @@ def test_matmul(opts: str, transposed: tuple[int, int]) -> None:
 
 
 def test_matmul_inner_loop() -> None:
-    """A 4 x 16 tile: two vector loads, four scalars broadcast, eight multiply-adds, and one moving base per operand."""
+    """A 4 x 16 tile: two vector loads, four scalars broadcast, eight multiply-adds, and one moving base
+    per operand."""
     i, j, q = loop(64, 0), loop(64, 1), fold(64, 2)
     product = read(param(1, 4096), i * 64 + q) * read(param(2, 4096), q * 64 + j)
     ast = UOp.sink(write(param(0, 4096), i * 64 + j, product.reduce_ranges(Ops.ADD, q), i, j))
@@ -294,7 +379,13 @@ def test_matmul_inner_loop() -> None:
 def test_independent_accumulators() -> None:
     """A dot product of one vector keeps eight sums going and combines them after the loop."""
     q = fold(1024, 0)
-    ast = UOp.sink(write(param(0, 1), UOp.index(0), (read(param(1, 1024), q) * read(param(2, 1024), q)).reduce_ranges(Ops.ADD, q)))
+    ast = UOp.sink(
+        write(
+            param(0, 1),
+            UOp.index(0),
+            (read(param(1, 1024), q) * read(param(2, 1024), q)).reduce_ranges(Ops.ADD, q),
+        )
+    )
     linear = program(ast, "UNROLL axis 0 by 64")
     assert count(list(linear.src), Ops.REG, 8) == 8
     assert count(innermost(linear), Ops.MULACC, 8) == 8
@@ -303,18 +394,39 @@ def test_independent_accumulators() -> None:
     close(run(ast, np.empty(1, np.float32), a, b, opts="UNROLL axis 0 by 64"), np.array([a @ b]), 1e-3)
 
 
-@pytest.mark.parametrize("opts", ["", "UPCAST axis 0 by 4", "UPCAST axis 0 by 8", "UNROLL axis 1 by 8", "UNROLL axis 1 by 16",
-                                  "UNROLL axis 1 by 0", "UPCAST axis 0 by 2, UNROLL axis 1 by 8", "PADTO axis 1 to 32, UNROLL axis 1 by 32"])
-@pytest.mark.parametrize("op, fn", [(Ops.ADD, np.sum), (Ops.MUL, np.prod), (Ops.MAX, np.max), (Ops.MIN, np.min)])
+@pytest.mark.parametrize(
+    "opts",
+    [
+        "",
+        "UPCAST axis 0 by 4",
+        "UPCAST axis 0 by 8",
+        "UNROLL axis 1 by 8",
+        "UNROLL axis 1 by 16",
+        "UNROLL axis 1 by 0",
+        "UPCAST axis 0 by 2, UNROLL axis 1 by 8",
+        "PADTO axis 1 to 32, UNROLL axis 1 by 32",
+    ],
+)
+@pytest.mark.parametrize(
+    "op, fn", [(Ops.ADD, np.sum), (Ops.MUL, np.prod), (Ops.MAX, np.max), (Ops.MIN, np.min)]
+)
 @pytest.mark.parametrize("dtype, np_dtype", [(f32, np.float32), (i32, np.int32)])
 def test_reduce_rows(op: Op, fn: object, opts: str, dtype: DType, np_dtype: type) -> None:
     i, k = loop(8, 0), fold(48, 1)
-    ast = UOp.sink(write(param(0, 8, dtype), i, read(param(1, 384, dtype), i * 48 + k).reduce_ranges(op, k), i))
+    ast = UOp.sink(
+        write(param(0, 8, dtype), i, read(param(1, 384, dtype), i * 48 + k).reduce_ranges(op, k), i)
+    )
     a = np.random.default_rng(0).uniform(-3, 3, (8, 48)).astype(np_dtype)
-    close(run(ast, np.empty(8, np_dtype), a, opts=opts), fn(a, axis=1, dtype=np_dtype) if op in (Ops.ADD, Ops.MUL) else fn(a, axis=1), 1e-4)
+    close(
+        run(ast, np.empty(8, np_dtype), a, opts=opts),
+        fn(a, axis=1, dtype=np_dtype) if op in (Ops.ADD, Ops.MUL) else fn(a, axis=1),
+        1e-4,
+    )
 
 
-@pytest.mark.parametrize("opts", ["", "UPCAST axis 0 by 8", "UNROLL axis 1 by 4", "UPCAST axis 0 by 16, UNROLL axis 1 by 2"])
+@pytest.mark.parametrize(
+    "opts", ["", "UPCAST axis 0 by 8", "UNROLL axis 1 by 4", "UPCAST axis 0 by 16, UNROLL axis 1 by 2"]
+)
 def test_reduce_columns_and_bool(opts: str) -> None:
     i, k = loop(16, 0), fold(12, 1)
     found = read(param(1, 192), k * 16 + i).lt(UOp.const(-1.5, f32))
@@ -332,9 +444,16 @@ def softmax(rows: int, columns: int) -> UOp:
     return UOp.sink(write(param(0, rows * columns), i * columns + j, value, i, j))
 
 
-@pytest.mark.parametrize("opts", ["", "UPCAST axis 1 by 13, UNROLL axis 2 by 13", "UPCAST axis 0 by 2",
-                                  "PADTO axis 1 to 16, UPCAST axis 1 by 16, PADTO axis 2 to 8, UNROLL axis 2 by 8, "
-                                  "PADTO axis 3 to 32, UNROLL axis 3 by 32, THREAD axis 0 by 3"])
+@pytest.mark.parametrize(
+    "opts",
+    [
+        "",
+        "UPCAST axis 1 by 13, UNROLL axis 2 by 13",
+        "UPCAST axis 0 by 2",
+        "PADTO axis 1 to 16, UPCAST axis 1 by 16, PADTO axis 2 to 8, UNROLL axis 2 by 8, "
+        "PADTO axis 3 to 32, UNROLL axis 3 by 32, THREAD axis 0 by 3",
+    ],
+)
 def test_softmax(opts: str) -> None:
     a = normal(6, 65) * 10
     e = np.exp((a - a.max(1, keepdims=True)).astype(np.float64))
@@ -399,13 +518,26 @@ def test_nested_reductions() -> None:
     inner = read(param(1, 192), i * 48 + k * 8 + l).reduce_ranges(Ops.MAX, l)
     ast = UOp.sink(write(param(0, 4), i, (inner * read(param(2, 6), k)).reduce_ranges(Ops.ADD, k), i))
     a, b = normal(4, 6, 8), normal(6, seed=1)
-    for opts in ("", "UPCAST axis 0 by 2", "UNROLL axis 2 by 0", "UNROLL axis 1 by 3, UNROLL axis 2 by 8", "UNROLL axis 1 by 0"):
+    for opts in (
+        "",
+        "UPCAST axis 0 by 2",
+        "UNROLL axis 2 by 0",
+        "UNROLL axis 1 by 3, UNROLL axis 2 by 8",
+        "UNROLL axis 1 by 0",
+    ):
         close(run(ast, np.empty(4, np.float32), a, b, opts=opts), a.max(2) @ b)
 
 
-@pytest.mark.parametrize("opts", ["", "UPCAST axis 1 by 4, UPCAST axis 3 by 4", "UPCAST axis 3 by 8, UNROLL axis 6 by 0",
-                                  "UPCAST axis 1 by 2, UPCAST axis 3 by 8, UNROLL axis 5 by 0, UNROLL axis 6 by 0",
-                                  "MERGE axis 2 with 3, UPCAST axis 2 by 16, UPCAST axis 1 by 4"])
+@pytest.mark.parametrize(
+    "opts",
+    [
+        "",
+        "UPCAST axis 1 by 4, UPCAST axis 3 by 4",
+        "UPCAST axis 3 by 8, UNROLL axis 6 by 0",
+        "UPCAST axis 1 by 2, UPCAST axis 3 by 8, UNROLL axis 5 by 0, UNROLL axis 6 by 0",
+        "MERGE axis 2 with 3, UPCAST axis 2 by 16, UPCAST axis 1 by 4",
+    ],
+)
 def test_convolution_with_padding(opts: str) -> None:
     batch, cout, cin, size = 2, 4, 3, 8
     b, o, y, x = (loop(n, uid) for uid, n in enumerate((batch, cout, size, size)))
@@ -415,20 +547,47 @@ def test_convolution_with_padding(opts: str) -> None:
     image = read(param(1, batch * cin * 64), ((b * cin + c) * size + yy) * size + xx, valid)
     weight = read(param(2, cout * cin * 9), ((o * cin + c) * 3 + p) * 3 + q)
     total = (image * weight).reduce_ranges(Ops.ADD, c, p, q) + read(param(3, cout), o)
-    ast = UOp.sink(write(param(0, batch * cout * 64), ((b * cout + o) * size + y) * size + x, total.maximum(0.0), b, o, y, x))
-    image_values, weights, bias = normal(batch, cin, size, size), normal(cout, cin, 3, 3, seed=1), normal(cout, seed=2)
+    ast = UOp.sink(
+        write(
+            param(0, batch * cout * 64),
+            ((b * cout + o) * size + y) * size + x,
+            total.maximum(0.0),
+            b,
+            o,
+            y,
+            x,
+        )
+    )
+    image_values, weights, bias = (
+        normal(batch, cin, size, size),
+        normal(cout, cin, 3, 3, seed=1),
+        normal(cout, seed=2),
+    )
     padded = np.pad(image_values, ((0, 0), (0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
     wanted = np.maximum(np.einsum("bcyxpq,ocpq->boyx", windows, weights) + bias[:, None, None], 0)
-    close(run(ast, np.empty((batch, cout, size, size), np.float32), image_values, weights, bias, opts=opts), wanted, 1e-4)
+    close(
+        run(ast, np.empty((batch, cout, size, size), np.float32), image_values, weights, bias, opts=opts),
+        wanted,
+        1e-4,
+    )
 
 
-# ---- work-groups -----------------------------------------------------------------------------------------------------
+# ---- work-groups -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("opts", ["GROUP axis 1 by 4", "GROUPTOP axis 1 by 8", "GROUP axis 1 by 0", "UPCAST axis 0 by 4, GROUPTOP axis 1 by 4",
-                                  "LOCAL axis 0 by 2, GROUP axis 1 by 4", "UPCAST axis 0 by 2, GROUPTOP axis 1 by 4, UNROLL axis 1 by 4",
-                                  "LOCAL axis 0 by 4, LOCAL axis 0 by 2, GROUPTOP axis 1 by 2, GROUPTOP axis 1 by 3"])
+@pytest.mark.parametrize(
+    "opts",
+    [
+        "GROUP axis 1 by 4",
+        "GROUPTOP axis 1 by 8",
+        "GROUP axis 1 by 0",
+        "UPCAST axis 0 by 4, GROUPTOP axis 1 by 4",
+        "LOCAL axis 0 by 2, GROUP axis 1 by 4",
+        "UPCAST axis 0 by 2, GROUPTOP axis 1 by 4, UNROLL axis 1 by 4",
+        "LOCAL axis 0 by 4, LOCAL axis 0 by 2, GROUPTOP axis 1 by 2, GROUPTOP axis 1 by 3",
+    ],
+)
 @pytest.mark.parametrize("op, fn", [(Ops.ADD, np.sum), (Ops.MAX, np.max)])
 def test_group_reduce(op: Op, fn: object, opts: str) -> None:
     i, k = loop(8, 0), fold(48, 1)
@@ -437,16 +596,24 @@ def test_group_reduce(op: Op, fn: object, opts: str) -> None:
     close(run(ast, np.empty(8, np.float32), a, opts=opts, target=GPU), fn(a, axis=1) * 2, 1e-4)
 
 
-@pytest.mark.parametrize("opts", ["GROUP axis 2 by 5", "GROUP axis 2 by 5, GROUP axis 3 by 13", "LOCAL axis 1 by 13, GROUP axis 2 by 5",
-                                  "LOCAL axis 0 by 2, LOCAL axis 1 by 5, GROUPTOP axis 3 by 5"])
+@pytest.mark.parametrize(
+    "opts",
+    [
+        "GROUP axis 2 by 5",
+        "GROUP axis 2 by 5, GROUP axis 3 by 13",
+        "LOCAL axis 1 by 13, GROUP axis 2 by 5",
+        "LOCAL axis 0 by 2, LOCAL axis 1 by 5, GROUPTOP axis 3 by 5",
+    ],
+)
 def test_group_reduce_inside_softmax(opts: str) -> None:
-    """Every row reuses the scratch memory, and work-items that do not take part in a reduction stay out of it."""
+    """Every row reuses the scratch memory, and work-items that do not take part in a reduction stay out of
+    it."""
     a = normal(6, 65) * 10
     e = np.exp((a - a.max(1, keepdims=True)).astype(np.float64))
     close(run(softmax(6, 65), np.empty_like(a), a, opts=opts, target=GPU), e / e.sum(1, keepdims=True))
 
 
-# ---- several stores, variables, edges --------------------------------------------------------------------------------
+# ---- several stores, variables, edges ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("opts", ["", "UPCAST axis 0 by 8", "UPCAST axis 0 by 16, THREAD axis 0 by 2"])
@@ -469,7 +636,9 @@ def test_stores_of_different_depth() -> None:
     i, j, k = loop(4, 0), loop(16, 1), fold(16, 2)
     x = param(2, 64)
     total = read(x, i * 16 + k).reduce_ranges(Ops.ADD, k)
-    ast = UOp.sink(write(param(0, 4), i, total, i), write(param(1, 64), i * 16 + j, read(x, i * 16 + j) - total, i, j))
+    ast = UOp.sink(
+        write(param(0, 4), i, total, i), write(param(1, 64), i * 16 + j, read(x, i * 16 + j) - total, i, j)
+    )
     a = normal(4, 16)
     for opts in ("", "UPCAST axis 1 by 8, UNROLL axis 2 by 16", "UPCAST axis 0 by 2", "THREAD axis 0 by 2"):
         sums, rest = np.empty(4, np.float32), np.empty(64, np.float32)
@@ -481,12 +650,14 @@ def test_stores_of_different_depth() -> None:
 def test_symbolic_sizes() -> None:
     n, start = UOp.variable("n", 1, 64), UOp.variable("start", 0, 100)
     i, k = loop(8, 0), fold(n, 1)
-    ast = UOp.sink(write(param(0, 8), i, read(param(1, 1000), i * n + k + start).reduce_ranges(Ops.ADD, k), i))
+    ast = UOp.sink(
+        write(param(0, 8), i, read(param(1, 1000), i * n + k + start).reduce_ranges(Ops.ADD, k), i)
+    )
     data = normal(1000)
     for opts in ("", "UPCAST axis 0 by 8"):
         for size, first in ((1, 0), (5, 17), (64, 100)):
             got = run(ast, np.empty(8, np.float32), data, opts=opts, n=size, start=first)
-            close(got, data[first:first + 8 * size].reshape(8, size).sum(1), 1e-4)
+            close(got, data[first : first + 8 * size].reshape(8, size).sum(1), 1e-4)
 
 
 def test_empty_reduction_and_empty_output() -> None:
@@ -514,7 +685,10 @@ def test_deep_expressions() -> None:
     for _ in range(1500):
         value = (value + 1.0).maximum(0.5)
     ast = UOp.sink(write(param(0, 8), i, value, i))
-    close(run(ast, np.empty(8, np.float32), np.zeros(8, np.float32), opts="UPCAST axis 0 by 8"), np.full(8, 1500))
+    close(
+        run(ast, np.empty(8, np.float32), np.zeros(8, np.float32), opts="UPCAST axis 0 by 8"),
+        np.full(8, 1500),
+    )
 
 
 def test_operands_come_before_their_users() -> None:
@@ -524,6 +698,8 @@ def test_operands_come_before_their_users() -> None:
         ast = UOp.sink(write(param(0, 256), i * 32 + j, product.reduce_ranges(Ops.ADD, q), i, j))
         seen: set[UOp] = set()
         for node in program(ast, opts).src:
-            assert all(s in seen or s.op is Ops.CONST for s in node.src), f"{node} comes before an operand ({opts})"
+            assert all(s in seen or s.op is Ops.CONST for s in node.src), (
+                f"{node} comes before an operand ({opts})"
+            )
             assert node not in seen, f"{node} stands twice ({opts})"
             seen.add(node)

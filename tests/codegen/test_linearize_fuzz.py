@@ -1,4 +1,5 @@
 """Random kernels under random opts: the linear program computes what NumPy does."""
+
 from __future__ import annotations
 
 import random
@@ -31,7 +32,7 @@ class Kernel:
         self.loops = [self.new(loop) for _ in range(self.random.choice([1, 2, 2, 3]))]
         ends = []
         for _ in range(self.random.choice([1, 1, 1, 2])):
-            mine = self.loops[:self.random.randint(1, len(self.loops))]
+            mine = self.loops[: self.random.randint(1, len(self.loops))]
             index, size = UOp.index(0), 1
             for r in self.random.sample(mine, len(mine)) if self.random.random() < 0.3 else mine:
                 index, size = index * r.src[0].arg + r, size * r.src[0].arg
@@ -59,7 +60,11 @@ class Kernel:
         kind = self.random.random()
         if kind < 0.12:
             return total // self.random.choice([2, 3, 4, 8])
-        return total % self.random.choice([3, 4, 7, 8]) * self.random.choice([1, 2]) + total if kind < 0.2 else total
+        return (
+            total % self.random.choice([3, 4, 7, 8]) * self.random.choice([1, 2]) + total
+            if kind < 0.2
+            else total
+        )
 
     def leaf(self, ranges: list[UOp]) -> UOp:
         kind = self.random.random()
@@ -111,7 +116,9 @@ class Kernel:
         table = AxisTable.of(prepare(self.ast), target)
         for _ in range(self.random.randint(0, 7)):
             axis = self.random.choice([*table.axes, 0])
-            kind = self.random.choice([*OptKind, OptKind.UPCAST, OptKind.UNROLL, OptKind.UPCAST, OptKind.UNROLL, OptKind.PADTO])
+            kind = self.random.choice(
+                [*OptKind, OptKind.UPCAST, OptKind.UNROLL, OptKind.UPCAST, OptKind.UNROLL, OptKind.PADTO]
+            )
             amount = self.random.choice([0, 2, 3, 4, 5, 7, 8, 16])
             try:
                 table.apply(Opt(kind, axis, amount))
@@ -147,4 +154,6 @@ def check(seed: int, target: Target) -> None:
             scale = max(1.0, float(np.abs(theirs).max(initial=0)))
             np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5 * scale)
     except Exception as error:
-        raise AssertionError(f"seed {seed}, target {target.key}, opts {opts!r}:\n{show(kernel.ast)}") from error
+        raise AssertionError(
+            f"seed {seed}, target {target.key}, opts {opts!r}:\n{show(kernel.ast)}"
+        ) from error

@@ -1,8 +1,10 @@
 """Tiles and addresses: which lanes and points a value has, and how an index expression looks at each of them.
 
-The tile of a value is the set of UPCAST and UNROLL ranges that it depends on. At most one of them is its vector axis, cut
-into pieces of `width` lanes; the others are unrolled. Points are numbered row-major over the ranges, pieces last.
+The tile of a value is the set of UPCAST and UNROLL ranges that it depends on. At most one of them is its
+vector axis, cut into pieces of `width` lanes; the others are unrolled. Points are numbered row-major over
+the ranges, pieces last.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -55,7 +57,8 @@ class Tiles:
         return len(self.grid(dims)) if dims else 1
 
     def project(self, dims: Dims, part: Dims) -> list[int]:
-        """For each point of `dims` the number of the point of `part` (a subset of the ranges) that it contains."""
+        """For each point of `dims` the number of the point of `part` (a subset of the ranges) that it
+        contains."""
         found = self._maps.get((dims, part))
         if found is None:
             strides: list[tuple[int, int, int]] = []
@@ -63,15 +66,19 @@ class Tiles:
             for r in reversed(part):
                 strides.append((dims.index(r), self.width.get(r, 1), step))
                 step *= self.pieces(r)
-            found = self._maps[(dims, part)] = [sum([p[i] // w * s for i, w, s in strides]) for p in self.grid(dims)]
+            found = self._maps[(dims, part)] = [
+                sum([p[i] // w * s for i, w, s in strides]) for p in self.grid(dims)
+            ]
         return found
 
 
 @dataclass(slots=True)
 class Address:
-    """An index at one point: base + offset + stride * lane; or, when irregular, one (terms, constant) per lane.
+    """An index at one point: base + offset + stride * lane; or, when irregular, one (terms, constant) per
+    lane.
 
-    `terms` are (index expression, factor) without tile ranges. `vector` are (value with one index per lane, factor)."""
+    `terms` are (index expression, factor) without tile ranges. `vector` are (value with one index per
+    lane, factor)."""
 
     terms: list[tuple[UOp, int]]
     offset: int
@@ -93,15 +100,20 @@ class Address:
 
 
 def choose_vector_axes(order: Sequence[UOp], target: Target) -> dict[UOp, int]:
-    """Vector axis -> lanes of a piece: the axes that save the most instructions, counted over the tile and more in deeper
-    loops. Arithmetic and contiguous accesses shrink to one per piece; other accesses along the axis become a scalar access
-    and an insertion per lane. Two axes that meet in one value cannot both be vectors."""
+    """Vector axis -> lanes of a piece: the axes that save the most instructions, counted over the tile and
+    more in deeper loops. Arithmetic and contiguous accesses shrink to one per piece; other accesses along
+    the axis become a scalar access and an insertion per lane. Two axes that meet in one value cannot both
+    be vectors."""
     size: dict[UOp, int] = {}
     meet: set[frozenset[UOp]] = set()
     work: list[tuple[UOp, list[UOp], float]] = []
     for node in order:
         op = node.op
-        ranges = node.ranges if op is not Ops.REDUCE else node.ranges | frozenset(node.src[1:]) | node.src[0].ranges
+        ranges = (
+            node.ranges
+            if op is not Ops.REDUCE
+            else node.ranges | frozenset(node.src[1:]) | node.src[0].ranges
+        )
         tile = [r for r in ranges if r.arg.axis.is_tile]
         if not tile:
             continue
@@ -148,7 +160,8 @@ def _piece(size: int, lanes: int) -> int:
 
 
 def addresses(expr: UOp, dims: Dims, tiles: Tiles, data: Iterable[UOp]) -> list[Address]:
-    """The index expression at each point of `dims`. `data` are its terms that come from memory: they are left out here."""
+    """The index expression at each point of `dims`. `data` are its terms that come from memory: they are
+    left out here."""
     terms, constant = linear_form(expr)
     skip = set(data)
     fixed: list[tuple[UOp, int]] = []
@@ -178,11 +191,16 @@ def addresses(expr: UOp, dims: Dims, tiles: Tiles, data: Iterable[UOp]) -> list[
     return result
 
 
-def _substitute_lanes(result: list[Address], mixed: list[tuple[UOp, int]], dims: Dims, tiles: Tiles, vector: UOp | None) -> None:
-    """Terms such as (i*4 + u) // 6 that are not affine in the tile: evaluate them at each lane and look for a pattern."""
+def _substitute_lanes(
+    result: list[Address], mixed: list[tuple[UOp, int]], dims: Dims, tiles: Tiles, vector: UOp | None
+) -> None:
+    """Terms such as (i*4 + u) // 6 that are not affine in the tile: evaluate them at each lane and look
+    for a pattern."""
     memo: dict[tuple[UOp, tuple[int, ...]], Linear] = {}
     lanes = tiles.lanes(dims)
-    parts = [(term, factor, [(i, r) for i, r in enumerate(dims) if r in term.ranges]) for term, factor in mixed]
+    parts = [
+        (term, factor, [(i, r) for i, r in enumerate(dims) if r in term.ranges]) for term, factor in mixed
+    ]
     for address, point in zip(result, tiles.grid(dims), strict=True):
         found: list[Linear] = []
         for lane in range(lanes):

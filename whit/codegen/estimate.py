@@ -1,4 +1,5 @@
 """What a kernel costs at least: floating-point operations and bytes of memory traffic."""
+
 from __future__ import annotations
 
 from whit.uop import Ops, Sint, UOp
@@ -22,7 +23,9 @@ def estimate(ast: UOp) -> tuple[Sint, Sint]:
     for node in ast.toposort():
         op = node.op
         if op is Ops.INDEX or op is Ops.STORE:
-            touched[node.src[0]] = _less(touched.get(node.src[0], 0) + _times(node.src[1].ranges), node.src[0].arg.size)
+            touched[node.src[0]] = _less(
+                touched.get(node.src[0], 0) + _times(node.src[1].ranges), node.src[0].arg.size
+            )
         elif node.dtype.is_float and op.is_alu and op not in _NOT_COUNTED:
             flops = flops + _times(node.ranges) * (2 if op is Ops.MULACC else 1)
         elif op is Ops.REDUCE and node.dtype.is_float:

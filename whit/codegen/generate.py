@@ -1,4 +1,5 @@
 """Codegen's door: a kernel and a target become a linear program."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -32,7 +33,8 @@ class Generated:
 def generate(ast: UOp, target: Target, opts: Sequence[Opt] | None = None) -> Generated:
     """Compile a kernel (docs/contracts.md, "Kernel level") to a linear program.
 
-    opts: what to do with its axes; None lets the heuristics choose (NOOPT=1: nothing). OptError if one is illegal.
+    opts: what to do with its axes; None lets the heuristics choose (NOOPT=1: nothing). OptError if one is
+    illegal.
     """
     ready = prepare(ast)
     chosen = tuple(opts) if opts is not None else () if NOOPT else tuple(choose(ready, target))
@@ -40,12 +42,23 @@ def generate(ast: UOp, target: Target, opts: Sequence[Opt] | None = None) -> Gen
     linear = run_passes(optimised, _pipeline(), target)
     sizes = {u.arg.name: u.arg.size for u in linear.src if u.op is Ops.SPECIAL}
     flops, moved = estimate(ready)
-    return Generated(linear, optimised.arg.name, sizes.get("thread", 1), _launch(sizes, "gidx"), _launch(sizes, "lidx"),
-                     chosen, flops, moved)
+    return Generated(
+        linear,
+        optimised.arg.name,
+        sizes.get("thread", 1),
+        _launch(sizes, "gidx"),
+        _launch(sizes, "lidx"),
+        chosen,
+        flops,
+        moved,
+    )
 
 
 def _pipeline() -> tuple[Pass, ...]:
-    return (*lower_passes(), Pass("linearize", linearize, "tiled", "linear", "instructions in execution order"))
+    return (
+        *lower_passes(),
+        Pass("linearize", linearize, "tiled", "linear", "instructions in execution order"),
+    )
 
 
 def _launch(sizes: dict[str, int], prefix: str) -> tuple[int, ...]:

@@ -1,11 +1,14 @@
-"""Linearise: a kernel with folded tiles becomes instructions in execution order. Tiles are expanded here and only here.
+"""Linearise: a kernel with folded tiles becomes instructions in execution order. Tiles are expanded here
+and only here.
 
-Every instruction stands in the innermost loop whose counter or register it depends on, so whatever does not change inside
-a loop is computed before it: softmax is, per row, a loop for the maximum, a loop for the sum and a loop of stores.
+Every instruction stands in the innermost loop whose counter or register it depends on, so whatever does
+not change inside a loop is computed before it: softmax is, per row, a loop for the maximum, a loop for the
+sum and a loop of stores.
 
 Before (UPCAST u 8 wide):   SINK(END(STORE(p0, i*8+u, INDEX(p1, i*8+u) * 2.0), i, u))
 After:                      i = RANGE(4) { a = MUL(i, 8); v = LOAD x8 (p1, a); STORE(p0, a, MUL(v, 2.0 x8)) }
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -20,9 +23,10 @@ CHAINS = 8  # independent accumulations that keep the multiply-add units busy: l
 
 
 class Region:
-    """The body of a loop (or the whole program): instructions in order; `counter` is the RANGE instruction."""
+    """The body of a loop (or the whole program): instructions in order; `counter` is the RANGE
+    instruction."""
 
-    __slots__ = ("parent", "depth", "counter", "items")
+    __slots__ = ("counter", "depth", "items", "parent")
 
     def __init__(self, parent: Region | None, counter: UOp | None) -> None:
         self.parent, self.counter = parent, counter
@@ -31,7 +35,8 @@ class Region:
 
 
 def linearize(sink: UOp, target: Target) -> UOp:
-    """A kernel after opts and lowering -> LINEAR. All RANGEs are LOOP, REDUCE, UPCAST or UNROLL; the others are SPECIALs by now."""
+    """A kernel after opts and lowering -> LINEAR. All RANGEs are LOOP, REDUCE, UPCAST or UNROLL; the
+    others are SPECIALs by now."""
     return _Linearizer(sink, target).run()
 
 
@@ -57,13 +62,24 @@ class _Linearizer:
                 self.uses[s] = self.uses.get(s, 0) + 1
         self.order = self._order(nodes)
         # float products that only one sum uses are not computed: they become part of that sum's MULACC
-        self.products = {r.src[0] for r in self.groups if r.arg.op is Ops.ADD and r.dtype.is_float and r.src[0].op is Ops.MUL
-                         and self.uses[r.src[0]] == 1} if Ops.MULACC in target.native else set()
+        self.products = (
+            {
+                r.src[0]
+                for r in self.groups
+                if r.arg.op is Ops.ADD
+                and r.dtype.is_float
+                and r.src[0].op is Ops.MUL
+                and self.uses[r.src[0]] == 1
+            }
+            if Ops.MULACC in target.native
+            else set()
+        )
 
     # ---- plan: loops and the order of nodes
 
     def _order(self, nodes: Sequence[UOp]) -> list[UOp]:
-        """Sources first; the REDUCEs of one loop count as one node, so that the loop can close when they are done."""
+        """Sources first; the REDUCEs of one loop count as one node, so that the loop can close when they
+        are done."""
         together: dict[tuple[UOp, ...], list[UOp]] = {}
         for node in nodes:
             if node.op is Ops.REDUCE:
@@ -93,7 +109,8 @@ class _Linearizer:
         return list(done)
 
     def _plan_loops(self) -> None:
-        """Make the tree of regions: store loops as END nests them, a REDUCE's loop in the deepest loop around its value."""
+        """Make the tree of regions: store loops as END nests them, a REDUCE's loop in the deepest loop
+        around its value."""
         for end in self.sink.src:
             region = self.root
             for r in end.src[1:] if end.op is Ops.END else ():
@@ -157,7 +174,12 @@ class _Linearizer:
         self._plan_loops()
         for param in sorted([u for u in self.order if u.op is Ops.PARAM], key=lambda u: u.arg.slot):
             self.values[param] = [self.emit(Ops.PARAM, param.dtype, (), param.arg)]
-        handlers = {Ops.INDEX: self.load, Ops.REDUCE: self.reduce, Ops.RANGE: self.counter, Ops.AFTER: self.after}
+        handlers = {
+            Ops.INDEX: self.load,
+            Ops.REDUCE: self.reduce,
+            Ops.RANGE: self.counter,
+            Ops.AFTER: self.after,
+        }
         for node in self.order:
             op = node.op
             if node in self.values or op is Ops.CONST or op in _STRUCTURE:
@@ -211,14 +233,18 @@ class _Linearizer:
 
     def scalar_term(self, node: UOp) -> None:
         """A quotient, remainder, choice, … without tile ranges."""
-        operands = [self.scalar_index(s) if s.dtype is dtypes.index else self.values[s][0] if s in self.values else s for s in node.src]
+        operands = [
+            self.scalar_index(s) if s.dtype is dtypes.index else self.values[s][0] if s in self.values else s
+            for s in node.src
+        ]
         if node.dtype is dtypes.index and node.op in (Ops.FLOORDIV, Ops.FLOORMOD):
             self.values[node] = [self.divide(node, operands[0], operands[1])]
         else:
             self.values[node] = [self.emit(node.op, node.dtype, tuple(operands), node.arg)]
 
     def divide(self, node: UOp, a: UOp, b: UOp) -> UOp:
-        """Floor division and remainder from what truncates: dividends are made non-negative by a multiple of the divisor."""
+        """Floor division and remainder from what truncates: dividends are made non-negative by a multiple
+        of the divisor."""
         native, vec = self.target.native, node.dtype
         quotient = node.op is Ops.FLOORDIV
         divisor = node.src[1]
@@ -248,13 +274,18 @@ class _Linearizer:
         found = self.values.get(node)
         if found is None:
             for part in node.toposort(lambda n: n in self.values):
-                if part not in self.values and part.src and not (part.dtype is dtypes.index and is_linear(part)):
+                if (
+                    part not in self.values
+                    and part.src
+                    and not (part.dtype is dtypes.index and is_linear(part))
+                ):
                     self.scalar_term(part)
             found = self.values[node]
         return found[0]
 
     def sum(self, terms: Iterable[tuple[UOp, int]]) -> UOp | None:
-        """Instruction of a sum, outermost terms first so that each partial sum stands as far out as it can. None: empty."""
+        """Instruction of a sum, outermost terms first so that each partial sum stands as far out as it
+        can. None: empty."""
         where, root = self.where, self.root
         parts = [(self.term(t), f) for t, f in terms]
         if len(parts) > 1:
@@ -301,10 +332,14 @@ class _Linearizer:
     def lane_indices(self, address: Address) -> list[UOp]:
         """A scalar index per lane of an irregular address."""
         assert address.lanes is not None
-        return [self.start(Address(list(terms.items()), constant, scalars=address.scalars)) for terms, constant in address.lanes]
+        return [
+            self.start(Address(list(terms.items()), constant, scalars=address.scalars))
+            for terms, constant in address.lanes
+        ]
 
     def index_vector(self, address: Address, lanes: int, dtype: DType = dtypes.index) -> UOp:
         """The index of every lane as a value of `dtype` (an integer type that holds it)."""
+
         def as_dtype(value: UOp, count: int) -> UOp:
             if dtype is dtypes.index:
                 return value
@@ -400,14 +435,16 @@ class _Linearizer:
             return
         found = self.addresses(node.src[1], dims)
         masks = self.masks(node, 2, dims)
-        self.values[node] = [self.read(memory, node.dtype, a, lanes, m) for a, m in zip(found, masks, strict=True)]
+        self.values[node] = [
+            self.read(memory, node.dtype, a, lanes, m) for a, m in zip(found, masks, strict=True)
+        ]
 
     def read(self, memory: UOp, dtype: DType, address: Address, lanes: int, mask: UOp | None) -> UOp:
         wide = dtype.vec(lanes)
         gate = () if mask is None else (mask,)
         if lanes == 1:
             return self.emit(Ops.LOAD, dtype, (memory, self.start(address), *gate))
-        if address.vectors or address.lanes is not None and address.offsets(lanes) is None:
+        if address.vectors or (address.lanes is not None and address.offsets(lanes) is None):
             return self.emit(Ops.LOAD, wide, (memory, self.index_vector(address, lanes), *gate))
         if address.lanes is None and address.stride == 1:
             return self.emit(Ops.LOAD, wide, (memory, self.start(address), *gate))
@@ -416,10 +453,15 @@ class _Linearizer:
         if address.lanes is None and address.stride == 0:
             return self._read_one(memory, dtype, address, lanes, mask)
         window = self._read_window(memory, wide, address, mask)
-        return self.emit(Ops.LOAD, wide, (memory, self.index_vector(address, lanes), *gate)) if window is None else window
+        return (
+            self.emit(Ops.LOAD, wide, (memory, self.index_vector(address, lanes), *gate))
+            if window is None
+            else window
+        )
 
     def _read_window(self, memory: UOp, wide: DType, address: Address, mask: UOp | None) -> UOp | None:
-        """Lanes a few elements apart: one load of all between the first and the last, and a shuffle. None: too far apart.
+        """Lanes a few elements apart: one load of all between the first and the last, and a shuffle. None:
+        too far apart.
 
         Lanes that repeat an element cannot share it under a mask of their own."""
         lanes = wide.count
@@ -465,14 +507,23 @@ class _Linearizer:
             for lane in range(1, lanes):
                 gate = self.emit(Ops.OR, dtypes.bool, (gate, self.lane(mask, lane)))
         value = self.broadcast(self.emit(Ops.LOAD, dtype, (memory, start, gate)), lanes)
-        return value if mask.op is Ops.BROADCAST else self.emit(Ops.WHERE, value.dtype, (mask, value, UOp.const(0, value.dtype)))
+        return (
+            value
+            if mask.op is Ops.BROADCAST
+            else self.emit(Ops.WHERE, value.dtype, (mask, value, UOp.const(0, value.dtype)))
+        )
 
     def lane(self, vector: UOp, number: int) -> UOp:
         """One lane as a scalar."""
         if vector.op is Ops.BROADCAST:
             return vector.src[0]
         if vector.op is Ops.CONST:
-            return UOp(Ops.CONST, vector.dtype.scalar, (), vector.arg[number] if isinstance(vector.arg, tuple) else vector.arg)
+            return UOp(
+                Ops.CONST,
+                vector.dtype.scalar,
+                (),
+                vector.arg[number] if isinstance(vector.arg, tuple) else vector.arg,
+            )
         if vector.op is Ops.STACK:
             return vector.src[number]
         return self.emit(Ops.EXTRACT, vector.dtype.scalar, (vector,), number)
@@ -506,7 +557,9 @@ class _Linearizer:
         self.place(region, Ops.BARRIER, dtypes.void, (), self.registers)
         self.registers += 1
 
-    def write(self, region: Region, memory: UOp, address: Address, value: UOp, lanes: int, mask: UOp | None) -> None:
+    def write(
+        self, region: Region, memory: UOp, address: Address, value: UOp, lanes: int, mask: UOp | None
+    ) -> None:
         gate = () if mask is None else (mask,)
         if lanes == 1 or (address.lanes is None and not address.vectors and address.stride == 1):
             self.place(region, Ops.STORE, dtypes.void, (memory, self.start(address), value, *gate))
@@ -517,7 +570,9 @@ class _Linearizer:
             turned = self.emit(Ops.SHUFFLE, value.dtype, (value,), order)
             self.place(region, Ops.STORE, dtypes.void, (memory, start, turned, *gate))
         else:
-            self.place(region, Ops.STORE, dtypes.void, (memory, self.index_vector(address, lanes), value, *gate))
+            self.place(
+                region, Ops.STORE, dtypes.void, (memory, self.index_vector(address, lanes), value, *gate)
+            )
 
     # ---- reductions
 
@@ -596,13 +651,18 @@ class _Fold:
                 assert parent is not None
                 parts = [self._copy(parent, part) for part in parts]
             while len(parts) > 1:
-                parts = [lin.emit(self.op, a.dtype, (a, b)) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+                parts = [
+                    lin.emit(self.op, a.dtype, (a, b)) for a, b in zip(parts[::2], parts[1::2], strict=True)
+                ]
             total = parts[0]
-            result.append(lin.emit(Ops.FOLD, total.dtype.scalar, (total,), self.op) if self.folds_lanes else total)
+            result.append(
+                lin.emit(Ops.FOLD, total.dtype.scalar, (total,), self.op) if self.folds_lanes else total
+            )
         return result
 
     def _moves(self) -> bool:
-        """Whether the folded value changes inside the loop. If not, `REG op value` after the loop would be the same node as inside."""
+        """Whether the folded value changes inside the loop. If not, `REG op value` after the loop would be
+        the same node as inside."""
         return any(_is_loop(r) and r in self.node.src[0].ranges for r in self.node.src[1:])
 
     def _copy(self, region: Region, register: UOp) -> UOp:
@@ -626,7 +686,9 @@ def _fits_int32(node: UOp) -> bool:
     return bool(low >= -(1 << 31) and high < (1 << 31))
 
 
-_EFFECTS = frozenset({Ops.STORE, Ops.SET, Ops.RANGE, Ops.END, Ops.PARAM, Ops.BARRIER, Ops.IF, Ops.ENDIF, Ops.VAR, Ops.SPECIAL})
+_EFFECTS = frozenset(
+    {Ops.STORE, Ops.SET, Ops.RANGE, Ops.END, Ops.PARAM, Ops.BARRIER, Ops.IF, Ops.ENDIF, Ops.VAR, Ops.SPECIAL}
+)
 
 
 def _live(items: list[UOp]) -> list[UOp]:

@@ -1,7 +1,10 @@
-"""Lowering passes on kernels whose tiles are still folded: before opts (`prepare`) and after them (`lower_passes`).
+"""Lowering passes on kernels whose tiles are still folded: before opts (`prepare`) and after them
+(`lower_passes`).
 
-No pass here sees a value per lane: UPCAST and UNROLL ranges stay RANGE nodes until `linearize` expands them once.
+No pass here sees a value per lane: UPCAST and UNROLL ranges stay RANGE nodes until `linearize` expands
+them once.
 """
+
 from __future__ import annotations
 
 import math
@@ -9,7 +12,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from whit.codegen.decompose import decompose
-from whit.codegen.opts import number_axes
 from whit.codegen.masks import simplify_masks
 from whit.codegen.simplify import simplify_values_pass
 from whit.codegen.target import Target
@@ -17,17 +19,20 @@ from whit.uop import AxisType, LocalArg, Ops, RangeArg, SpecialArg, UOp, dtypes
 from whit.uop.rewrite import Pass, run_passes
 from whit.uop.symbolic import conjunction, simplify
 
-# ---- before opts -----------------------------------------------------------------------------------------------------
+# ---- before opts -------------------------------------------------------------------------------------------
 
 
 def prepare(ast: UOp) -> UOp:
-    """The kernel in the form that opts and `linearize` expect; the same kernel when it is in that form already."""
+    """The kernel in the form that opts and `linearize` expect; the same kernel when it is in that form
+    already."""
     return run_passes(ast, _PREPARE)
 
 
 def drop_unit_ranges(ast: UOp) -> UOp:
     """RANGE(1) -> 0, also among the ranges that a REDUCE or END closes."""
-    units = {u for u in ast.toposort() if u.op is Ops.RANGE and u.src[0].op is Ops.CONST and u.src[0].arg == 1}
+    units = {
+        u for u in ast.toposort() if u.op is Ops.RANGE and u.src[0].op is Ops.CONST and u.src[0].arg == 1
+    }
     if not units:
         return ast
     zero = UOp.index(0)
@@ -88,7 +93,8 @@ def _product(factors: list[UOp]) -> UOp:
 
 
 def _reduces_below(order: Iterable[UOp]) -> tuple[dict[UOp, int], dict[UOp, int]]:
-    """For each node its level (how many REDUCEs lie one after another below it), and for each REDUCE its own level."""
+    """For each node its level (how many REDUCEs lie one after another below it), and for each REDUCE its
+    own level."""
     level: dict[UOp, int] = {}
     own: dict[UOp, int] = {}
     for node in order:
@@ -105,9 +111,11 @@ def _next_uid(nodes: Iterable[UOp]) -> int:
 
 
 def separate_loops(ast: UOp) -> UOp:
-    """Give each loop its own RANGE where one RANGE serves several: REDUCEs of different levels or surroundings.
+    """Give each loop its own RANGE where one RANGE serves several: REDUCEs of different levels or
+    surroundings.
 
-    REDUCEs with equal ranges, level and outer ranges keep sharing; any other second owner of a RANGE gets a new one.
+    REDUCEs with equal ranges, level and outer ranges keep sharing; any other second owner of a RANGE gets
+    a new one.
     """
     order = ast.toposort()
     _, levels = _reduces_below(order)
@@ -150,7 +158,8 @@ def _rename_free(value: UOp, renamed: dict[UOp, UOp]) -> UOp:
 
 
 def share_loops(ast: UOp) -> UOp:
-    """Independent REDUCEs of one level, equal surroundings and sizes that read a common buffer become one loop.
+    """Independent REDUCEs of one level, equal surroundings and sizes that read a common buffer become one
+    loop.
 
     Before:  m = REDUCE(x[k], k; ADD); v = REDUCE(x[l] * x[l], l; ADD)
     After:   m = REDUCE(x[k], k; ADD); v = REDUCE(x[k] * x[k], k; ADD)
@@ -184,11 +193,12 @@ def _substitute_everywhere(ast: UOp, changes: dict[UOp, UOp]) -> UOp:
     return simplify(ast.substitute(changes))
 
 
-# ---- after opts ------------------------------------------------------------------------------------------------------
+# ---- after opts --------------------------------------------------------------------------------------------
 
 
 def group_reduces(ast: UOp) -> UOp:
-    """A REDUCE over GROUP_REDUCE ranges becomes partial results in shared scratch and a loop that combines them.
+    """A REDUCE over GROUP_REDUCE ranges becomes partial results in shared scratch and a loop that combines
+    them.
 
     Before:  STORE(p, i, REDUCE(v, k, g; ADD))
     After:   part = AFTER(LOCAL, STORE(LOCAL, g, REDUCE(v, k; ADD)))
@@ -209,7 +219,10 @@ def group_reduces(ast: UOp) -> UOp:
         if mine:
             rest = [r for r in node.src[1:] if r not in mine]
             part = UOp(Ops.REDUCE, node.dtype, (src[0], *rest), node.arg) if rest else src[0]
-            again = [UOp(Ops.RANGE, dtypes.index, r.src, RangeArg(uid + n, AxisType.REDUCE)) for n, r in enumerate(mine)]
+            again = [
+                UOp(Ops.RANGE, dtypes.index, r.src, RangeArg(uid + n, AxisType.REDUCE))
+                for n, r in enumerate(mine)
+            ]
             new[node] = _combine(node, part, mine, again, items, number)
             uid, number = uid + len(mine), number + 1
         else:
@@ -236,7 +249,8 @@ def _mask(condition: UOp | None) -> tuple[UOp, ...]:
 
 
 def bind_specials(ast: UOp) -> UOp:
-    """THREAD, GLOBAL, LOCAL and GROUP_REDUCE ranges become SPECIAL indices; ranges beyond what the hardware has share the last.
+    """THREAD, GLOBAL, LOCAL and GROUP_REDUCE ranges become SPECIAL indices; ranges beyond what the
+    hardware has share the last.
 
     Before:  RANGE(4; THREAD 3)
     After:   SPECIAL("thread", 4)
@@ -246,7 +260,7 @@ def bind_specials(ast: UOp) -> UOp:
     for name, limit, types in _SPECIALS:
         mine = [u for u in found if u.arg.axis in types]
         for number in range(min(limit, len(mine))):
-            taken = mine[number:] if number == limit - 1 else mine[number:number + 1]
+            taken = mine[number:] if number == limit - 1 else mine[number : number + 1]
             total = math.prod([r.src[0].arg for r in taken])
             arg = SpecialArg(name if limit == 1 else f"{name}{number}", total)
             index = UOp(Ops.SPECIAL, dtypes.index, (), arg)
@@ -297,8 +311,11 @@ def nest_stores(ast: UOp) -> UOp:
 
 
 # name, how many of them, the ranges that become one
-_SPECIALS = (("gidx", 3, (AxisType.GLOBAL,)), ("thread", 1, (AxisType.THREAD,)),
-             ("lidx", 3, (AxisType.LOCAL, AxisType.GROUP_REDUCE)))
+_SPECIALS = (
+    ("gidx", 3, (AxisType.GLOBAL,)),
+    ("thread", 1, (AxisType.THREAD,)),
+    ("lidx", 3, (AxisType.LOCAL, AxisType.GROUP_REDUCE)),
+)
 
 
 def fuse_multiply_add(ast: UOp, target: Target) -> UOp:
@@ -334,12 +351,23 @@ def _decompose(ast: UOp, target: Target) -> UOp:
 def lower_passes() -> tuple[Pass, ...]:
     """The pipeline between opts and `linearize`; each pass takes the Target as its context."""
     return (
-        Pass("bind specials", lambda u, _: nest_stores(bind_specials(group_reduces(u))), "tiled", "tiled",
-             "work-items share reductions; THREAD, GLOBAL and LOCAL ranges are hardware indices"),
+        Pass(
+            "bind specials",
+            lambda u, _: nest_stores(bind_specials(group_reduces(u))),
+            "tiled",
+            "tiled",
+            "work-items share reductions; THREAD, GLOBAL and LOCAL ranges are hardware indices",
+        ),
         Pass("simplify indices", lambda u, _: simplify(u), "tiled", "tiled", "canonical index arithmetic"),
         Pass("fuse multiply-add", fuse_multiply_add, "tiled", "tiled", "MULACC where the target has it"),
         Pass("decompose", _decompose, "tiled", "tiled", "only ops and dtypes that the target computes"),
-        Pass("simplify again", lambda u, _: simplify(u), "tiled", "tiled", "decompositions leave index arithmetic behind"),
+        Pass(
+            "simplify again",
+            lambda u, _: simplify(u),
+            "tiled",
+            "tiled",
+            "decompositions leave index arithmetic behind",
+        ),
     )
 
 
@@ -347,7 +375,19 @@ _PREPARE = (
     simplify_values_pass,
     Pass("drop unit ranges", lambda u, _: drop_unit_ranges(u), "kernel", "kernel", "a RANGE of size 1 is 0"),
     Pass("simplify masks", lambda u, _: simplify_masks(u), "kernel", "kernel", "masks and nested sums"),
-    Pass("hoist factors", lambda u, _: hoist_factors(u), "kernel", "kernel", "factors of a sum that do not change stand outside"),
+    Pass(
+        "hoist factors",
+        lambda u, _: hoist_factors(u),
+        "kernel",
+        "kernel",
+        "factors of a sum that do not change stand outside",
+    ),
     Pass("separate loops", lambda u, _: separate_loops(u), "kernel", "kernel", "a RANGE belongs to one loop"),
-    Pass("share loops", lambda u, _: share_loops(u), "kernel", "kernel", "independent REDUCEs that read one buffer share a loop"),
+    Pass(
+        "share loops",
+        lambda u, _: share_loops(u),
+        "kernel",
+        "kernel",
+        "independent REDUCEs that read one buffer share a loop",
+    ),
 )

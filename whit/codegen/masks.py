@@ -5,9 +5,10 @@ Gradients of padded and windowed values arrive as sums inside of sums with the s
 Before:  REDUCE(WHERE(v, REDUCE(INDEX(a, …, v) * INDEX(w, …, v), c; ADD), 0), p, q; ADD)
 After:   REDUCE(INDEX(a, …, v) * INDEX(w, …), p, q, c; ADD)
 
-A product is taken to be 0 where one factor is masked off: the other factor is assumed to be finite, as it is in every padded
-convolution.
+A product is taken to be 0 where one factor is masked off: the other factor is assumed to be finite, as it
+is in every padded convolution.
 """
+
 from __future__ import annotations
 
 import math
@@ -65,7 +66,9 @@ def is_zero(node: UOp, outside: UOp, depth: int = _DEPTH) -> bool:
     if depth == 0:
         return False
     if op is Ops.MUL:
-        return any(is_zero(s, outside, depth - 1) for s in node.src if s.op is not Ops.CONST)  # inf * 0 is NaN
+        return any(
+            is_zero(s, outside, depth - 1) for s in node.src if s.op is not Ops.CONST
+        )  # inf * 0 is NaN
     if op in (Ops.CAST, Ops.NEG) or (op is Ops.REDUCE and node.arg.op is Ops.ADD):
         return is_zero(node.src[0], outside, depth - 1)
     if op in (Ops.ADD, Ops.SUB, Ops.MAX, Ops.MIN):
@@ -81,7 +84,8 @@ def _positive_zero(node: UOp) -> bool:
 
 
 def _choice(where: UOp) -> UOp:
-    """WHERE(v, x, 0) without the conditions outside of which x is 0 anyway; on a read they become its mask."""
+    """WHERE(v, x, 0) without the conditions outside of which x is 0 anyway; on a read they become its
+    mask."""
     condition, value, other = where.src
     if not _positive_zero(other) or where.dtype is dtypes.index:
         return where
