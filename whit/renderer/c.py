@@ -218,7 +218,7 @@ class CRenderer:
 
     def range(self, node: UOp) -> None:
         self.count += 1
-        name = self.names[node] = f"i{self.count}"
+        name = self.names[node] = f"n{self.count}"
         self.line(f"for (i64 {name} = 0; {name} < {self.value(node.src[0])}; {name}++) {{")
         self.depth += 1
 
