@@ -138,12 +138,14 @@ def test_writes(place: Any, lazy: bool) -> None:
 
 
 @pytest.mark.parametrize("mine, torchs, shapes", [
-    (lambda x, w: x.conv2d(w, padding=1), lambda x, w: F.conv2d(x, w, padding=1), [(1, 2, 4, 3), (2, 2, 3, 2)]),
+    (lambda x, w: x.conv2d(w, padding=1), lambda x, w: F.conv2d(x, w, padding=1),
+     [(1, 2, 4, 3), (2, 2, 3, 2)]),
     (lambda x: x.avg_pool2d(2).square(), lambda x: F.avg_pool2d(x, 2).square(), [(1, 2, 4, 5)]),
     (lambda x: x.softmax(), lambda x: x.softmax(-1), [(3, 4)]),
     (lambda x: x.layernorm(), lambda x: F.layer_norm(x, (4,)), [(3, 4)]),
     (lambda a, b: a @ b, lambda a, b: a @ b, [(2, 3), (3, 4)]),
-    (lambda x: x.cross_entropy(Tensor(LABELS)), lambda x: F.cross_entropy(x, torch.from_numpy(LABELS)), [(3, 5)]),
+    (lambda x: x.cross_entropy(Tensor(LABELS)), lambda x: F.cross_entropy(x, torch.from_numpy(LABELS)),
+     [(3, 5)]),
     (lambda x: x[Tensor(INDEX)].square(), lambda x: x[torch.from_numpy(INDEX)].square(), [(3, 2)]),
 ])
 def test_second_derivatives(mine: Any, torchs: Any, shapes: list[tuple[int, ...]]) -> None:
