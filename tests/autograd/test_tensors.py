@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from whit import Tensor, Variable
 from whit.helpers import ArgumentError, DTypeError, ShapeError
-from whit.tensor import Tensor
 
 
 def close(got: Tensor | None, want: torch.Tensor | None) -> None:
@@ -213,3 +213,16 @@ def test_history_dies_with_its_value() -> None:
     assert len(origins) == before + 1
     del inner
     assert len(origins) == before
+
+
+@pytest.mark.parametrize("count", [1, 4, 6])
+def test_symbolic_sizes(count: int) -> None:
+    values = np.random.default_rng(0).uniform(0.5, 1.5, 6).astype(np.float32)
+    x, tx = Tensor(values, requires_grad=True), torch.tensor(values, requires_grad=True)
+    y, ty = x[: Variable("n", 1, 6).bind(count)], tx[:count]
+    (y.softmax().square().sum() + y.max() + y.prod() + Tensor.cat(y, y * 2).exp().sum() + x.sum()).backward()
+    total = (
+        ty.softmax(0).square().sum() + ty.max() + ty.prod() + torch.cat([ty, ty * 2]).exp().sum() + tx.sum()
+    )
+    total.backward()
+    close(x.grad, tx.grad)

@@ -10,7 +10,7 @@ from whit.tensor.base import check_devices, scalar_shape
 from whit.tensor.elementwise import ElementwiseMixin
 from whit.uop import DType, Ops, PyConst, Shape, Sint, UOp, dtypes, promote
 from whit.uop.dtype import to_dtype
-from whit.uop.uop import show_shape
+from whit.uop.uop import known_size, show_shape
 
 
 def sizes(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -677,7 +677,7 @@ def _joined(nodes: list[UOp], axis: int) -> UOp:
     starts = []
     for node in nodes:
         starts.append(total)
-        total = total + node.shape[axis]
+        total = known_size(total + node.shape[axis])
     ndim = len(nodes[0].shape)
 
     def padded(node: UOp, before: Sint, after: Sint) -> UOp:

@@ -635,7 +635,17 @@ def _shape_pad(u: UOp) -> Shape:
         raise ShapeError(f"pad {show_shape(old)} by {u.arg}",
                          because="it takes one (before, after) >= 0 per axis",
                          fix="use shrink to remove elements")
-    return tuple([size + before + after for size, (before, after) in zip(old, u.arg, strict=True)])
+    return tuple([known_size(size + before + after)
+                  for size, (before, after) in zip(old, u.arg, strict=True)])
+
+
+def known_size(size: Sint) -> Sint:
+    """The size in its simplest form; an int where the variables cancel."""
+    if isinstance(size, int):
+        return size
+    from whit.uop.symbolic import simplify
+    size = simplify(size)
+    return size.arg if size.op is Ops.CONST else size
 
 
 def _shape_shrink(u: UOp) -> Shape:
@@ -649,15 +659,7 @@ def _shape_shrink(u: UOp) -> Shape:
             raise ShapeError(f"shrink {show_shape(old)} to {u.arg}",
                              because=f"({start}, {stop}) is not within 0 … {size}",
                              fix="keep 0 <= start <= stop <= size")
-    result: list[Sint] = []
-    for start, stop in u.arg:
-        length = stop - start
-        if isinstance(length, UOp):
-            from whit.uop.symbolic import simplify
-            length = simplify(length)
-            length = length.arg if length.op is Ops.CONST else length
-        result.append(length)
-    return tuple(result)
+    return tuple([known_size(stop - start) for start, stop in u.arg])
 
 
 def _shape_reduce(u: UOp) -> Shape:
