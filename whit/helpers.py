@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
 
 try:
     # what hashlib.blake2b is; hashlib itself would load OpenSSL, some milliseconds
@@ -182,6 +183,7 @@ def environment(name: str, default: str = "") -> str:
 
 def cache_dir() -> Path:
     """The folder of the disk cache (not created)."""
+    from pathlib import Path
     if CACHE_DIR.value:
         return Path(CACHE_DIR.value)
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "whit"
@@ -315,7 +317,8 @@ def strides_of(shape: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def is_power_of_two(value: int) -> bool:
-    return value > 0 and math.log2(value).is_integer()
+    """Whether it is 1, 2, 4, 8, …"""
+    return value > 0 and value & (value - 1) == 0
 
 
 class Lazy(Generic[T]):

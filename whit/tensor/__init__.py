@@ -1,4 +1,5 @@
 """Lazy tensors: Python calls become a graph."""
+
 from whit.tensor.storage import hooks
 from whit.tensor.tensor import Tensor
 

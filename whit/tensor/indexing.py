@@ -54,7 +54,7 @@ class IndexingMixin(RandomMixin):
             return self._wrap(view)
         selection = self._selection(index)
         if selection.arrays:
-            check_devices("index", self.uop, *[array.index for array in selection.arrays])
+            check_devices("index", self.uop, *[array.values for array in selection.arrays])
             selection.array_shape  # noqa: B018  # raises if they do not broadcast
         return self._wrap(read(self.uop, selection))
 
@@ -75,7 +75,7 @@ class IndexingMixin(RandomMixin):
             return
         selection = self._selection(index)
         new = self._value_for(value, selection.shape)
-        check_devices("write", self.uop, new, *[array.index for array in selection.arrays])
+        check_devices("write", self.uop, new, *[array.values for array in selection.arrays])
         if selection.arrays:
             new = write_arrays(read_basic(self.uop, selection), selection, new)
         self.uop = _write_basic(self.uop, selection, new)

@@ -3,8 +3,7 @@ level."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from whit.helpers import IndexingError, ShapeError, argsort, prod
 from whit.uop import DType, Ops, Shape, Sint, UOp, broadcast_shapes, dtypes
@@ -34,8 +33,7 @@ def plain(size: Sint) -> Sint:
 # ---- the plan ----------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class AxisRead:
+class AxisRead(NamedTuple):
     """One axis of the source: the elements low, low + step, … (`length` of them), last first when `flip`."""
 
     low: Sint
@@ -44,18 +42,16 @@ class AxisRead:
     flip: bool = False
 
 
-@dataclass(slots=True)
-class IndexArray:
+class IndexArray(NamedTuple):
     """An integer array in the brackets: its axis in the basic view; `known`: every element was checked to be
     inside."""
 
     axis: int
-    index: UOp
+    values: UOp
     known: bool
 
 
-@dataclass(slots=True)
-class Selection:
+class Selection(NamedTuple):
     """A parsed index: the basic view, then the index arrays.
 
     layout: the axes of the basic view, each a source axis or None for a new one of size 1 (integers are
@@ -81,7 +77,7 @@ class Selection:
     @property
     def array_shape(self) -> Shape:
         """The common shape of the index arrays."""
-        return _common_shape([array.index.shape for array in self.arrays])
+        return _common_shape([array.values.shape for array in self.arrays])
 
     @property
     def shape(self) -> Shape:
@@ -197,7 +193,7 @@ def _merge(u: UOp, selection: Selection, place: int) -> tuple[UOp, UOp, int]:
     merged = u.permute(order).reshape((*shape[:place], prod(sizes), *shape[place:]))
     if len(axes) == 1:
         array = selection.arrays[0]
-        return merged, array.index if array.known else wrapped(array.index, sizes[0]), place
+        return merged, array.values if array.known else wrapped(array.values, sizes[0]), place
     return merged, _linear(selection.arrays, sizes), place
 
 
@@ -215,12 +211,12 @@ def _linear(arrays: list[IndexArray], sizes: list[Sint]) -> UOp:
     """One position along the merged axes; -1, which reads 0, where any of the arrays is outside of its axis.
     """
     largest = UOp.index(prod(sizes)).vmax
-    wide = largest > dtypes.int32.max or any(array.index.dtype.itemsize == 8 for array in arrays)
+    wide = largest > dtypes.int32.max or any(array.values.dtype.itemsize == 8 for array in arrays)
     dtype = dtypes.int64 if wide else dtypes.int32
     total: UOp | None = None
     valid: UOp | None = None
     for array, size in zip(arrays, sizes, strict=True):
-        index = array.index.cast(dtype) if array.known else wrapped(array.index, size).cast(dtype)
+        index = array.values.cast(dtype) if array.known else wrapped(array.values, size).cast(dtype)
         count = UOp.const(size, dtype) if isinstance(size, int) else size.cast(dtype)
         if not array.known:
             inside = index.ge(0) & index.lt(count)
@@ -299,21 +295,19 @@ _PLAIN = {int, type(None)}
 MakeArray = Callable[[list[int], tuple[int, ...]], UOp]
 
 
-@dataclass(slots=True)
-class _Data:
+class _Data(NamedTuple):
     """Integers known on the host, row-major."""
 
     values: list[int]
     shape: tuple[int, ...]
 
 
-@dataclass(slots=True)
-class _Mask:
+class _Mask(NamedTuple):
     """A bool array known on the host: the coordinates of its True elements, one list per axis of the mask."""
 
     shape: tuple[int, ...]
     coordinates: list[list[int]]
-    count: int
+    total: int
 
 
 def select(shape: Shape, index: object, make_array: MakeArray) -> Selection:
@@ -537,7 +531,7 @@ class _Builder:
         if not mask.shape:  # x[True] and x[False]: a new axis of size 1 or 0
             self.source.append(1)
             self.reads.append(AxisRead(0, 1))
-            self.arrays.append(IndexArray(len(self.layout), self.make_array([0] * mask.count, (mask.count,)),
+            self.arrays.append(IndexArray(len(self.layout), self.make_array([0] * mask.total, (mask.total,)),
                                           True))
             self.layout.append(len(self.reads) - 1)
             return
@@ -549,7 +543,7 @@ class _Builder:
                 because=f"the axes that it covers are {show_shape(wanted)}",
                 fix="give a mask of that shape")
         for coordinates in mask.coordinates:
-            self._index_array(self.make_array(coordinates, (mask.count,)), known=True)
+            self._index_array(self.make_array(coordinates, (mask.total,)), known=True)
 
     def finish(self) -> Selection:
         side_by_side = all(b == a + 1 for a, b in zip(self.advanced, self.advanced[1:]))

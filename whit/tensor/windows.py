@@ -3,9 +3,8 @@ axes."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from whit.helpers import ArgumentError, ShapeError, prod
 from whit.tensor.linalg import sum_of_products
@@ -66,8 +65,7 @@ def pad_or_crop(u: UOp, pads: Sequence[tuple[int, int]]) -> UOp:
     return u.pad((*[(0, 0)] * lead, *[(max(0, before), max(0, after)) for before, after in pads]))
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
+class Geometry(NamedTuple):
     """Sizes of one spatial axis: input, kernel, stride, dilation."""
 
     size: int
@@ -269,8 +267,7 @@ def _with_gaps(x: UOp, sizes: Ints, stride: Ints) -> UOp:
 # ---- pooling -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Pooling:
+class Pooling(NamedTuple):
     """The resolved arguments of a pooling call. `pads`: what the caller asked for; `ceiling`: with room for
     the last, partly filled window."""
 
