@@ -54,9 +54,9 @@ def arg_class(*ops: Op) -> Callable[[C], C]:
     """Class decorator: makes a frozen dataclass or an enum printable and parsable inside arguments. For the
     ops named here the fields stand bare (`uid=0 axis=LOOP`), elsewhere as `Name(field=value)`.
 
+    >>> from typing import NamedTuple
     >>> @arg_class()
-    ... @dataclasses.dataclass(frozen=True)
-    ... class Tag:
+    ... class Tag(NamedTuple):
     ...     text: str
     >>> show(UOp(Ops.SINK, arg=Tag("a b")))
     '%0 = sink; Tag(text="a b")'
