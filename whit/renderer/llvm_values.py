@@ -223,11 +223,8 @@ class Values:
         known = divisor is not None and divisor.op is Ops.CONST and not isinstance(divisor.arg, tuple)
         if known and divisor is not None and divisor.arg == 0:
             return constant(0, dtype)
-        if dtype.kind == "x" and op in (
-            Ops.FLOORDIV,
-            Ops.FLOORMOD,
-        ):  # never a negative dividend (the contract)
-            return self.emit(f"{'udiv' if op is Ops.FLOORDIV else 'urem'} {kind} {x}, {y}")
+        if dtype.kind == "x" and src and src[0].vmin >= 0 and src[1].vmin > 0:
+            return self.emit(f"{'udiv' if op in (Ops.TRUNCDIV, Ops.FLOORDIV) else 'urem'} {kind} {x}, {y}")
         zero = minus = None
         if not known:
             zero = self.emit(f"icmp eq {kind} {y}, {constant(0, dtype)}")
