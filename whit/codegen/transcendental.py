@@ -49,11 +49,11 @@ ATANH = (0.2, 0.14285714285714282, 0.11111111111114215, 0.09090909089828463, 0.0
 LOG2_FAST = (2.885390081777927, 0.9617966939243335, 0.5770780172467822, 0.4121984019742357,
              0.3206163935263423,
              0.26144407006393944, 0.2429183013526297)
-# chebyfit(lambda z: (sin(sqrt(z))/sqrt(z)-1)/z, [0, (pi/4*1.001)**2], n): sin r = r + r*z*P(z)
+# chebyfit(lambda z: (sin(sqrt(z))/sqrt(z)-1)/z, [0, 1], n): sin r = r + r*z*P(z)
 SIN = {
-    F32: (-0.166666641831398, 0.008332746103405952, -0.00019587387214414775),
-    F64: (-0.16666666666666666, 0.008333333333333331, -0.00019841269841265017, 2.755731921930192e-06,
-          -2.5052106219521895e-08, 1.6058529572267877e-10, -7.586576588171073e-13),
+    F32: (-0.1666666716337204, 0.008333327248692513, -0.0001983817492146045, 2.7060668799094856e-06),
+    F64: (-0.16666666666666666, 0.0083333333333333, -0.00019841269841216566, 2.755731919201122e-06,
+          -2.5052099244914114e-08, 1.6057701922579786e-10, -7.549371704181243e-13),
 }
 # chebyfit(lambda z: ((cos(sqrt(z))-1)/z + 1/2)/z, [0, (pi/4*1.001)**2], n): cos r = 1 - z/2 + z*z*P(z)
 COS = {
@@ -87,8 +87,6 @@ ERF_LARGE = {
           2.690295799090805e-17, 4.5733390864876724e-17, -7.268550218656629e-18),  # [1, 6], c = 3.5, n = 24
 }
 ERF_LIMITS = {F32: (0.93, 4.0, 0.0), F64: (1.0, 6.0, 3.5)}  # where the small form ends, where erf is 1, c
-PI_BITS = 0x3243F6A8885A308D313198A2E03707344A4093822299F31D0082EFA98EC4E6C8  # floor(pi * 2**252)
-SHORT = {F32: 400.0, F64: 1048576.0}  # from here on sin uses all the bits of 2/pi that matter
 
 # ---- small pieces ------------------------------------------------------------------------------------------
 
@@ -258,53 +256,33 @@ def sin(x: UOp, fma: bool) -> UOp:
     """Sine of radians. At most 2 ulp for every finite argument, however large; NaN at infinity."""
     dtype = x.dtype
     absolute = magnitude(x)
-    short, long = _reduce_short(absolute, fma), _reduce_long(absolute, fma)
-    is_short = absolute.lt(SHORT[dtype])
-    r, tail, quadrant = (is_short.where(a, b) for a, b in zip(short, long, strict=True))
+    reduced, rest, turned = _reduce(absolute, fma)
+    small = absolute.lt(1.0)
+    r = small.where(absolute, reduced)
+    tail = small.where(0.0, rest) if rest is not None else None
+    quadrant = small.where(0, turned)
     z = r * r
-    sine = r + mad(r * z, horner(z, SIN[dtype], fma), tail, fma)
+    cubic = r * z * horner(z, SIN[dtype], fma)
     half = z * 0.5
     cosine = 1.0 - half
-    rest = (1.0 - cosine) - half  # what 1 - half lost
-    cosine = cosine + mad(z * z, horner(z, COS[dtype], fma), rest - r * tail, fma)
+    lost = (1.0 - cosine) - half
+    sine = r + (cubic if tail is None else cubic + tail)
+    cosine = cosine + mad(z * z, horner(z, COS[dtype], fma), lost if tail is None else lost - r * tail, fma)
     value = (quadrant & 1).equal(0).where(sine, cosine)
-    unsigned = UINT[dtype]
-    sign = ((quadrant & 2).cast(unsigned) << (dtype.bitsize - 2)) ^ (bits(x) & sign_mask(dtype))
+    sign = ((quadrant & 2).cast(UINT[dtype]) << (dtype.bitsize - 2)) ^ (bits(x) & sign_mask(dtype))
     return absolute.lt(math.inf).where((bits(value) ^ sign).bitcast(dtype), math.nan)
 
 
-def _reduce_short(x: UOp, fma: bool) -> tuple[UOp, UOp, UOp]:
-    """(r, tail, quadrant): x = quadrant*pi/2 + r + tail for 0 <= x < SHORT (Cody and Waite 1980, one step
-    compensated)."""
-    magic = 1.5 * (1 << MANTISSA[x.dtype])
-    shifted = mad(x, 2 / math.pi, magic, fma)
-    k = shifted - magic
-    first, second, third, fourth = _pi_parts(x.dtype)
-    a = mad(-k, second, mad(-k, first, x, fma), fma)  # exact
-    step = k * third  # exact
-    r = a - step
-    return r, ((a - r) - step) - k * fourth, bits(shifted).cast(dtypes.uint32)
+def _reduce(x: UOp, fma: bool) -> tuple[UOp, UOp | None, UOp]:
+    """(r, tail, quadrant) with x = quadrant*pi/2 + r + tail, modulo whole turns, for finite x >= 1.
 
-
-@lru_cache(None)
-def _pi_parts(dtype: DType) -> tuple[float, ...]:
-    """pi/2 cut into parts: the first two so short that x - k*part is exact, the third so short that k*part
-    is."""
-    lengths = (12, 12, 16, 24) if dtype is F32 else (26, 26, 33, 53)
-    parts, rest = [], 254  # bits not yet given out
-    for length in lengths:
-        rest -= length
-        parts.append(math.ldexp((PI_BITS >> rest) & ((1 << length) - 1), rest - 253))
-    return tuple(parts)
-
-
-def _reduce_long(x: UOp, fma: bool) -> tuple[UOp, UOp, UOp]:
-    """(r, tail, quadrant) for large finite x: its integer mantissa times the bits of 2/pi between those that
-    only add whole turns and those too small to matter (Payne and Hanek 1983), in 32-bit limbs."""
+    The integer mantissa times the bits of 2/pi between those that only add whole turns and those too small to matter
+    (Payne and Hanek 1983), in limbs of 32 bits: the window is chosen by the exponent's high bits and shifted by its low
+    ones."""
     dtype = x.dtype
-    lead = 17 if dtype is F32 else 34  # zeros before 2/pi, so that the window's place is never negative
+    lead = MANTISSA[dtype] + 2  # zeros before 2/pi, so that the window of x = 1 starts with the first word
     buckets, limbs = (4, 3) if dtype is F32 else (32, 6)
-    place = (bits(x) >> MANTISSA[dtype]).cast(dtypes.uint32) - (BIAS[dtype] + MANTISSA[dtype] + 2 - lead)
+    place = (bits(x) >> MANTISSA[dtype]).cast(dtypes.uint32) - BIAS[dtype]
     words = [UOp.const(word, dtypes.uint32) for word in two_over_pi(lead, buckets + limbs)]
     step = buckets // 2
     while step:
@@ -337,14 +315,14 @@ def two_over_pi(lead: int, count: int) -> tuple[int, ...]:
     return tuple([(value >> (32 * (count - 1 - i))) & 0xFFFFFFFF for i in range(count)])
 
 
-def _fraction32(mantissa: UOp, window: list[UOp]) -> tuple[UOp, UOp, UOp]:
+def _fraction32(mantissa: UOp, window: list[UOp]) -> tuple[UOp, None, UOp]:
     m = mantissa.cast(dtypes.uint64)
     product = ((m * window[0]) << 32) + m * window[1] + ((m * window[2]) >> 32)  # top two bits: the quadrant
     quadrant = ((product + (1 << 61)) >> 62).cast(dtypes.uint32)
     signed = (product << 2).bitcast(dtypes.int64) >> 2
     high, low = (signed >> 31).cast(dtypes.int32), (signed & 0x7FFFFFFF).cast(dtypes.int32)
     value = (high.cast(F64) * 2.0**31 + low.cast(F64)) * (math.pi * 2.0**-63)
-    return value.cast(F32), UOp.const(0.0, F32), quadrant
+    return value.cast(F32), None, quadrant
 
 
 def _fraction64(mantissa: UOp, window: list[UOp], fma: bool) -> tuple[UOp, UOp, UOp]:
