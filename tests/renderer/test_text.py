@@ -1,4 +1,5 @@
-"""The text that renderers print for one small kernel, written by hand: what is in it and, as important, what is not."""
+"""The text that renderers print for one small kernel, written by hand: what is in it and, as important, what
+is not."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ typedef f32 f32x4_ __attribute__((vector_size(16), aligned(4), may_alias));
 void twice(void *const *buffers, const i64 *variables, i64 thread) {
   f32 *const restrict p0 = buffers[0];
   f32 *const restrict p1 = buffers[1];
-  for (i64 i1 = 0; i1 < 8LL; i1++) {
-    const i64 v2 = i1 * 4LL;
+  for (i64 n1 = 0; n1 < 8LL; n1++) {
+    const i64 v2 = n1 * 4LL;
     const f32x4 v3 = *(const f32x4_ *)(p1 + v2);
     const f32x4 v4 = v3 + v3;
     *(f32x4_ *)(p0 + v2) = v4;
