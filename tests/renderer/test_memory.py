@@ -288,3 +288,17 @@ def test_masks_mix_with_bools(device: str) -> None:
     pv, qv = av < 1, bv >= 2
     expected = np.concatenate([pv & qv, qv | cv, np.where(cv, pv, qv), ~pv & qv, pv == cv, ~pv & cv])
     np.testing.assert_array_equal(run(device, kernel.linear(), np.zeros(48, bool), av, bv, cv), expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_names_of_many_values_never_clash(device: str) -> None:
+    """Seventy loops and their values: none of the numbered names may be that of a type, such as i64."""
+    kernel = Kernel()
+    out, a = kernel.param(0, dtypes.int32), kernel.param(1, dtypes.int32)
+    for number in range(70):
+        loop = kernel.range(2)
+        place = kernel.alu(Ops.ADD, loop, kernel.const(2 * number))
+        kernel.store(out, place, kernel.load(a, place))
+        kernel.end(loop)
+    values = np.arange(140, dtype=np.int32)
+    np.testing.assert_array_equal(run(device, kernel.linear(), np.zeros(140, np.int32), values), values)
