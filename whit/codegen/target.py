@@ -1,15 +1,16 @@
-"""What codegen needs to know of a machine, as data. Devices make one; heuristics, decompositions and renderers read it."""
+"""What codegen needs to know of a machine, as data. Devices make one; heuristics, decompositions and
+renderers read it."""
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from whit.uop.dtype import DType, dtypes
 from whit.uop.ops import Op
 
 
-@dataclass(frozen=True)
-class Target:
-    """`key` must tell apart any two machines for which code may differ (CPU features included): it is part of cache keys.
+class Target(NamedTuple):
+    """`key` must tell apart any two machines for which code may differ (CPU features included): it is part of
+    cache keys.
 
     language: the renderer's name ("llvm", "c", "python", …).
     vector_bytes: width of a vector register; 0 if the target has no vector arithmetic.
@@ -18,7 +19,8 @@ class Target:
     has_local: whether LOCAL/GROUP axes, shared scratch and barriers exist; local_bytes: how much scratch.
     max_local: most work-items of a group.
     native: ops that the language computes itself; any other ALU op is decomposed.
-    storage_only: float types that can be loaded and stored (as bits) but not computed in; they go through float32.
+    storage_only: float types that can be loaded and stored (as bits) but not computed in; they go through
+    float32.
     """
 
     key: str
@@ -29,7 +31,7 @@ class Target:
     has_local: bool = False
     local_bytes: int = 0
     max_local: int = 1
-    native: frozenset[Op] = field(default_factory=frozenset)
+    native: frozenset[Op] = frozenset()
     storage_only: tuple[DType, ...] = (dtypes.fp8e4m3, dtypes.fp8e5m2, dtypes.bfloat16, dtypes.float16)
     l1_bytes: int = 32 << 10
     l2_bytes: int = 1 << 20

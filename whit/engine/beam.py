@@ -294,7 +294,7 @@ def _answer(request: tuple[Any, ...], state: list[Runner]) -> Any:
 
 def compile_candidate(ast: UOp, device: str, opts: Sequence[Opt]) -> Compiled:
     """Codegen and compiler for one candidate."""
-    from whit.codegen.generate import generate
+    from whit.codegen.pipeline import generate
     from whit.runtime.device import Device
 
     runtime = Device.get(device)

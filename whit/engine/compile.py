@@ -6,10 +6,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from whit.engine.counters import Work
 from whit.engine.profile import span
@@ -18,8 +17,7 @@ from whit.runtime.device import Device, Launch, Program
 from whit.uop import UOp
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """A kernel that can run: the program and what it does."""
 
     ast: UOp

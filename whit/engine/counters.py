@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from whit.helpers import DEBUG, PROFILE, colored, human_bytes, log
 
@@ -28,8 +28,7 @@ class GlobalCounters:
         GlobalCounters.time_sum_s = 0.0
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """What one run of a kernel costs at least."""
 
     name: str

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from whit.autograd import history
 from whit.engine.compile import Kernel, compiled
@@ -61,8 +60,7 @@ def adopt(node: UOp, buffer: Buffer) -> UOp:
 # ---- execution ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One executed call: a kernel (None: a copy from buffers[1] to buffers[0]) with its buffers and
     variables."""
 

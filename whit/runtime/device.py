@@ -1,7 +1,8 @@
 """The contract of a backend, and the table of devices.
 
-A backend subclasses `Device` and fills about six verbs: allocate, free, copy in, copy out, compile, load; `plan` has a default.
-Names: "CPU", "CPU:CLANG", "PYTHON", "NULL", "DISK:/path". `Device.get(name)` opens one on first use.
+A backend subclasses `Device` and fills about six verbs: allocate, free, copy in, copy out, compile, load;
+`plan` has a default. Names: "CPU", "CPU:CLANG", "PYTHON", "NULL", "DISK:/path". `Device.get(name)` opens one
+on first use.
 """
 from __future__ import annotations
 
@@ -9,8 +10,7 @@ import abc
 import difflib
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from whit.codegen.target import Target
 from whit.helpers import DEV, DeviceError
@@ -18,13 +18,14 @@ from whit.uop import UOp
 
 
 class Buffer:
-    """Device memory of `nbytes`, allocated on first use of `handle`; or a window (`base`, `offset`) into another buffer.
+    """Device memory of `nbytes`, allocated on first use of `handle`; or a window (`base`, `offset`) into
+    another buffer.
 
     `handle` is what the device's programs take: an address (int) on host-visible devices.
     """
 
-    def __init__(self, device: str, nbytes: int, base: Buffer | None = None, offset: int = 0, keep: object = None,
-                 handle: Any = None) -> None:
+    def __init__(self, device: str, nbytes: int, base: Buffer | None = None, offset: int = 0,
+                 keep: object = None, handle: Any = None) -> None:
         self.device, self.nbytes, self.base, self.offset = device, nbytes, base, offset
         self.keep = keep  # an object that owns foreign memory (a NumPy array, a file mapping)
         self._handle = handle
@@ -76,11 +77,11 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, handles: Sequence[Any], variables: Sequence[int], wait: bool = False) -> float | None:
-        """Run on buffers (in PARAM slot order) and variables (sorted by name); the seconds it took when `wait`."""
+        """Run on buffers (in PARAM slot order) and variables (sorted by name); the seconds it took when
+        `wait`."""
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """How often a kernel body runs: tasks of the THREAD axis (CPU), work-groups and work-items (GPU-like)."""
 
     tasks: int = 1
@@ -88,9 +89,9 @@ class Launch:
     local_size: tuple[int, ...] = (1, 1, 1)
 
 
-@dataclass(frozen=True)
-class PlanCall:
-    """One call of a plan: buffers are slots in the plan's table of handles, variables are slots in its table of values."""
+class PlanCall(NamedTuple):
+    """One call of a plan: buffers are slots in the plan's table of handles, variables are slots in its table
+    of values."""
 
     program: Program
     buffers: tuple[int, ...]
@@ -98,7 +99,8 @@ class PlanCall:
 
 
 class Plan:
-    """A list of calls on one device. This default runs them one by one; devices override `Device.plan` with a native replay."""
+    """A list of calls on one device. This default runs them one by one; devices override `Device.plan` with a
+    native replay."""
 
     def __init__(self, calls: Sequence[PlanCall]) -> None:
         self.calls = list(calls)
@@ -156,7 +158,7 @@ class Device(abc.ABC):
         """A replayable list of calls."""
         return Plan(calls)
 
-    def synchronize(self) -> None:
+    def synchronize(self) -> None:  # noqa: B027  # devices that run calls at once have nothing to wait for
         """Return once all work has finished."""
 
     def disassemble(self, binary: bytes) -> str:

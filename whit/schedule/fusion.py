@@ -10,7 +10,7 @@ Units of cost: one vectorised arithmetic operation on one element (about 0.02 ns
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from whit.helpers import prod
 from whit.schedule.movement import (
@@ -53,25 +53,20 @@ REUSE = 4.0
 CHAIN_LIMIT = 256  # ops fused into one kernel at most
 
 
-@dataclass(eq=False)
 class Home:
     """A value that is written to memory: one kernel before merging. `node` is the value, or a STORE into
     existing memory."""
 
-    node: UOp
-    reason: str
-    ranges: tuple[UOp, ...] = ()
-    order: list[UOp] = field(default_factory=list)  # output loops, outermost first
-    # sets of output loops that must come first, by inclusion
-    hoisted: list[frozenset[UOp]] = field(default_factory=list)
-    reduces: dict[tuple[UOp, Place], tuple[UOp, ...]] = field(default_factory=dict)
-    # loops around each reduce loop, itself included
-    enclosing: dict[UOp, frozenset[UOp]] = field(default_factory=dict)
-    next_uid: int = 0
-
-    def __post_init__(self) -> None:
+    def __init__(self, node: UOp, reason: str) -> None:
+        self.node, self.reason = node, reason
+        self.next_uid = 0
         self.ranges = self.new_ranges(unbound_shape(self.value.shape), AxisType.LOOP)
-        self.order = [r for r in self.ranges if r.op is Ops.RANGE]
+        self.order = [r for r in self.ranges if r.op is Ops.RANGE]  # output loops, outermost first
+        # sets of output loops that must come first, by inclusion
+        self.hoisted: list[frozenset[UOp]] = []
+        self.reduces: dict[tuple[UOp, Place], tuple[UOp, ...]] = {}
+        # loops around each reduce loop, itself included
+        self.enclosing: dict[UOp, frozenset[UOp]] = {}
 
     @property
     def value(self) -> UOp:
@@ -162,15 +157,15 @@ def count(node: UOp) -> float:
     return float(prod([size if isinstance(size, int) else size.vmax for size in node.shape]))
 
 
-@dataclass
 class Costs:
-    """Per element of a node: cost of computing it, ops in its expression; whether it reads memory at all."""
+    """Per element of a node: cost of computing it, ops in its expression; whether it reads memory at all.
+    `contractions`: reductions that use each element they read many times."""
 
-    cost: dict[UOp, float] = field(default_factory=dict)
-    ops: dict[UOp, int] = field(default_factory=dict)
-    reads: dict[UOp, bool] = field(default_factory=dict)
-    # reductions that use each element they read many times
-    contractions: set[UOp] = field(default_factory=set)
+    def __init__(self) -> None:
+        self.cost: dict[UOp, float] = {}
+        self.ops: dict[UOp, int] = {}
+        self.reads: dict[UOp, bool] = {}
+        self.contractions: set[UOp] = set()
 
 
 def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
@@ -227,8 +222,7 @@ def _own_cost(node: UOp, seen: dict[UOp, tuple[float, int, bool]]) -> tuple[floa
     return cost + OP_COST.get(op, 2.0 if op is Ops.TAKE else 1.0), ops + 1, reads
 
 
-@dataclass
-class Fusion:
+class Fusion(NamedTuple):
     """The decisions: homes in the order found (consumers first), and where each memory read happens."""
 
     homes: dict[UOp, Home]

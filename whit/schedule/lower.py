@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from whit.schedule.fusion import Fusion, Home, sources_at, store_place, take_places
 from whit.schedule.movement import ZERO, Place, flat_index, index_dtype, memory_of, through, unbind
 from whit.uop import Ops, ParamArg, ReduceArg, UOp, dtypes
@@ -12,16 +10,16 @@ from whit.uop.symbolic import conjunction
 from whit.uop.uop import alu
 
 
-@dataclass(eq=False)
 class Kernel:
     """Stores (memory, index, value, valid) inside loops. Memory is named by its BUFFER or by the node that
     has a home; reads are INDEX(that node, …) until `finish` numbers the memories as PARAMs."""
 
-    stores: list[tuple[UOp, UOp, UOp, UOp | None]]
-    loops: list[UOp]
-    homes: list[Home]
-    # nodes read: BUFFER, AFTER (a version of one) or a home's node
-    reads: dict[UOp, None] = field(default_factory=dict)
+    def __init__(self, loops: list[UOp], home: Home) -> None:
+        self.stores: list[tuple[UOp, UOp, UOp, UOp | None]] = []
+        self.loops = loops
+        self.homes = [home]
+        # nodes read: BUFFER, AFTER (a version of one) or a home's node
+        self.reads: dict[UOp, None] = {}
 
     @property
     def device(self) -> str | None:
@@ -116,18 +114,16 @@ def lower(home: Home, fusion: Fusion) -> Kernel:
         memory, index = store_place(home)
     else:
         memory, index = home.node, flat_index(home.place, home.node.shape)
-    kernel = Kernel([], home.order, [home])
+    kernel = Kernel(home.order, home)
     value = _Lowering(home, fusion, kernel).value(home.value, home.place)
     kernel.stores.append((memory, index, value, None))
     return kernel
 
 
-@dataclass
 class _Lowering:
-    home: Home
-    fusion: Fusion
-    kernel: Kernel
-    memo: dict[tuple[UOp, Place], UOp] = field(default_factory=dict)
+    def __init__(self, home: Home, fusion: Fusion, kernel: Kernel) -> None:
+        self.home, self.fusion, self.kernel = home, fusion, kernel
+        self.memo: dict[tuple[UOp, Place], UOp] = {}
 
     def value(self, node: UOp, place: Place) -> UOp:
         """The kernel expression of a node's element; iterative, since tensor graphs are deep."""

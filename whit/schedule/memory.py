@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from typing import NamedTuple
 
 from whit.helpers import round_up
 
 ALIGN = 64
 
 
-@dataclass(frozen=True)
-class Lifetime:
+class Lifetime(NamedTuple):
     """A temporary: bytes, and the first and last call that touch it."""
 
     nbytes: int

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+
+from typing import NamedTuple
 
 from whit.helpers import all_int, prod, strides_of
 from whit.uop import Ops, Shape, Sint, UOp, dtypes
@@ -12,8 +13,7 @@ from whit.uop.uop import uops_in
 ZERO = UOp.index(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """One element of a value: an index expression per axis, and the condition (None: always) under which it
     is wanted."""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from whit.helpers import DEBUG, ArgumentError, log, round_up
 from whit.schedule.fusion import FEW_ROWS, SMALL_WORK, Fusion, Home, decide
@@ -16,8 +15,7 @@ from whit.uop import DType, Ops, UOp, dtypes
 from whit.uop.uop import uops_in, variables_of
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """A memory that the calls name. external: position in the list of the caller's BUFFERs; else a new buffer
     (`output`) or, when `offset` >= 0, a piece of the arena."""
 
@@ -33,8 +31,7 @@ class Slot:
         return self.size * self.dtype.itemsize
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """Run `ast` (a kernel's SINK; None: copy slot 1 to slot 0) on slots, in PARAM order."""
 
     ast: UOp | None
@@ -44,8 +41,7 @@ class Call:
     source_offset: int = 0  # of a copy, in elements
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """Where a root's value lies afterwards: slot and offset in elements (int, or an expression of
     variables)."""
 
@@ -53,16 +49,14 @@ class Result:
     offset: Any = 0
 
 
-@dataclass
 class Schedule:
     """Calls in execution order. `arena`: bytes of scratch per device; `saved`: what the planner saved
     there."""
 
-    calls: list[Call]
-    slots: list[Slot]
-    results: list[Result]
-    arena: dict[str, int] = field(default_factory=dict)
-    saved: int = 0
+    def __init__(self, calls: list[Call], slots: list[Slot], results: list[Result]) -> None:
+        self.calls, self.slots, self.results = calls, slots, results
+        self.arena: dict[str, int] = {}
+        self.saved = 0
 
     @property
     def linear(self) -> UOp:
@@ -89,8 +83,7 @@ def _slot_arg(number: int, slot: Slot) -> Any:
 # ---- cache -------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class GraphKey:
+class GraphKey(NamedTuple):
     """A graph without the identity of its buffers and the values of its variables."""
 
     key: tuple[Any, ...]
