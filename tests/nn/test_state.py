@@ -144,3 +144,17 @@ def test_batch_norm_statistics_are_part_of_the_state() -> None:
     load_state_dict(ours, {n: Tensor(t.numpy()) for n, t in theirs.state_dict().items()})
     assert ours.num_batches_tracked.item() == 1
     assert np.allclose(ours.running_var.numpy(), theirs.running_var.numpy())
+
+
+def test_tied_weights_need_one_of_their_names(tmp_path: Path) -> None:
+    first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    second.weight = first.weight
+    load_state_dict([first, second], {"0.weight": Tensor([[1.0, 2.0], [3.0, 4.0]])})
+    assert second.weight.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_only_tensors_are_taken(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="'weight': it is a ndarray and not a Tensor"):
+        load_state_dict(nn.Linear(2, 1, bias=False), {"weight": np.zeros((1, 2))})  # type: ignore[dict-item]
+    with pytest.raises(ArgumentError, match="'x': it is a list"):
+        safe_save({"x": [1.0]}, tmp_path / "f")  # type: ignore[dict-item]

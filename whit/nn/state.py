@@ -82,12 +82,13 @@ def load_state_dict(
 ) -> None:
     """Give every tensor of the model the value of that name, cast and copied to where the model's tensor is.
 
-    strict: names that are missing or left over are an error; shapes must always agree. Everything is checked
-    before anything changes. A tensor that is already in memory is written in place (captured JIT functions
-    see the new value). Errors: ArgumentError that lists what is missing, left over and of another shape,
-    with the nearest names.
+    strict: names that are missing or left over are an error (a tensor of several names needs one of them);
+    shapes must always agree. Everything is checked before anything changes. A tensor that is already in
+    memory is written in place (captured JIT functions see the new value). Errors: ArgumentError that lists
+    what is missing, left over and of another shape, with the nearest names.
     """
     own = get_state_dict(model)
+    _only_tensors("load_state_dict", state_dict)
     problems = _mismatches(own, state_dict, strict)
     if problems:
         raise ArgumentError(
@@ -97,19 +98,30 @@ def load_state_dict(
             if strict
             else "reshape the entries, or leave them out",
         )
-    loaded: list[Tensor] = []
+    loaded: dict[int, Tensor] = {}
     for name, tensor in own.items():
-        if name in state_dict:
+        if name in state_dict and id(tensor) not in loaded:
             value = state_dict[name].to(tensor.device).cast(tensor.dtype)
             tensor.assign(value) if in_memory(tensor.uop) else tensor.replace(value)
-            loaded.append(tensor)
+            loaded[id(tensor)] = tensor
     if realize and loaded:
-        hooks.realize(loaded)
+        hooks.realize(list(loaded.values()))
+
+
+def _only_tensors(what: str, values: Mapping[str, object]) -> None:
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            raise ArgumentError(
+                f"{what} with {name!r}",
+                because=f"it is a {type(value).__name__} and not a Tensor",
+                fix="wrap it: Tensor(value)",
+            )
 
 
 def _mismatches(own: Mapping[str, Tensor], given: Mapping[str, Tensor], strict: bool) -> list[str]:
     problems: list[str] = []
-    missing = [name for name in own if name not in given]
+    known = {id(tensor) for name, tensor in own.items() if name in given}
+    missing = [name for name, tensor in own.items() if id(tensor) not in known]
     extra = [name for name in given if name not in own]
     if strict and missing:
         problems.append("missing " + _listed(missing, lambda name: _nearest(name, extra)))
@@ -184,6 +196,7 @@ def safe_save(
 
     >>> safe_save({"weight": Tensor([1.0, 2.0])}, "model.safetensors")  # doctest: +SKIP
     """
+    _only_tensors("safe_save", tensors)
     for name, tensor in tensors.items():
         if name == "__metadata__" or not all_int(tensor.shape):
             raise ArgumentError(
@@ -191,9 +204,8 @@ def safe_save(
                 because="the name is reserved" if name == "__metadata__" else "its size is symbolic",
                 fix="rename it" if name == "__metadata__" else "shrink it to a known size",
             )
-    order = sorted(
-        tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)
-    )  # so that every tensor is aligned
+    # the widest first: then every tensor is aligned to its elements
+    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     place = 0
     for name in order:
