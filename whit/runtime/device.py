@@ -7,7 +7,6 @@ on first use.
 from __future__ import annotations
 
 import abc
-import difflib
 import importlib
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -172,6 +171,7 @@ class Device(abc.ABC):
         family, _, rest = text.partition(":")
         family = family.upper()
         if family not in Device.families:
+            import difflib
             near = difflib.get_close_matches(family, Device.families, 1)
             raise DeviceError(f"device {text!r}", because="there is no such device",
                               fix=f"did you mean {near[0]}?" if near else "use one of " + ", ".join(Device.families))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from whit.schedule.fusion import Home
 from whit.schedule.lower import Kernel
 from whit.schedule.movement import memory_of
-from whit.uop import Ops, UOp, graph_rewrite
+from whit.uop import Ops, UOp
 from whit.uop.ops import AxisType
 
 MOST_STORES = 8
@@ -123,17 +123,15 @@ def _memory(token: UOp) -> UOp:
     return memory_of(node) if node.op in (Ops.BUFFER, Ops.AFTER) else node
 
 
-class _Forward:
+def _forwarded(value: UOp, values: dict[UOp, tuple[UOp, UOp]]) -> UOp:
     """Replace reads of what the kernel itself has just computed by the value."""
-
-    def __init__(self, values: dict[UOp, tuple[UOp, UOp]]) -> None:
-        self.values = values
-
-    def rewrite(self, node: UOp, ctx: object = None) -> UOp | None:
-        if node.op is not Ops.INDEX or node.src[0].op is not Ops.PARAM:
-            return None
-        found = self.values.get(node.src[0].arg)
-        return found[1] if found is not None and found[0] is node.src[1] and len(node.src) == 2 else None
+    changes = {}
+    for node in value.toposort():
+        if node.op is Ops.INDEX and node.src[0].op is Ops.PARAM and len(node.src) == 2:
+            found = values.get(node.src[0].arg)
+            if found is not None and found[0] is node.src[1]:
+                changes[node] = found[1]
+    return value.substitute(changes)
 
 
 def _join(a: Kernel, b: Kernel) -> None:
@@ -147,7 +145,7 @@ def _join(a: Kernel, b: Kernel) -> None:
     shift = max([a_home.next_uid for a_home in a.homes])
     for memory, index, value, valid in b.stores:
         moved = _renumber(value, a.loops, shift)
-        a.stores.append((memory, index, graph_rewrite(moved, _Forward(values)), valid))
+        a.stores.append((memory, index, _forwarded(moved, values), valid))
     for home in b.homes:
         home.next_uid += shift
     a.homes += b.homes
