@@ -3,12 +3,13 @@
 A kernel is seen as *scopes*: the body of each REDUCE and of each END, with the loops around it and the memory
 accesses in it. The heaviest scope decides the register tile. The steps, each a function below:
 
-1. merge      axes that are contiguous in every access become one
-2. vector     the axis whose elements are neighbours in memory becomes the hardware vector
-3. tile       more axes join the register tile while that saves loads and the registers last
-4. unroll     short reductions and short inner loops are unrolled
-5. order      that loop goes innermost which leaves most in the caches
-6. thread     the outermost axis is shared out when the work pays for it
+1. nest       loops that a reduction does not depend on go inside of it
+2. merge      axes that are contiguous in every access become one
+3. vector     the axis whose elements are neighbours in memory becomes the hardware vector
+4. tile       more axes join the register tile while that saves loads and the registers last
+5. unroll     short reductions and short inner loops are unrolled
+6. order      that loop goes innermost which leaves most in the caches
+7. thread     the outermost axis is shared out when the work pays for it
 """
 
 from __future__ import annotations
@@ -16,200 +17,56 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
-from whit.codegen.opts import Axis, AxisTable, Opt, OptError, OptKind
+from whit.codegen.costs import (
+    MOST_CODE,
+    best_sweep,
+    body,
+    memory_cost,
+    memory_cycles,
+    piece,
+    stationary,
+    tile_cost,
+    vector_cost,
+    walks_lines,
+)
+from whit.codegen.opts import Axis, Opt, OptKind
+from whit.codegen.scopes import Kernel, Scope
 from whit.codegen.target import Target
 from whit.helpers import NOOPT, ceildiv, round_up
-from whit.uop import AxisType, Ops, UOp, dtypes
-from whit.uop.symbolic import linear_form
+from whit.uop import AxisType, UOp
 
 THREAD_WORK = 50_000  # operations and elements below which a second thread costs more than it brings
 TASK_WORK = 20_000  # the least work of one task
-MOST_ROWS = 8  # rows far apart that are read side by side without trouble
-GATHER = 2.0  # cost of one lane that is loaded or stored by itself, in instructions
-MOST_CODE = 256  # vector instructions in the body of an innermost loop
 
 
-@dataclass(eq=False, slots=True)
-class Access:
-    """One read or write: element strides per axis; `odd` axes enter the index in another way than by a
-    factor."""
-
-    node: UOp
-    strides: dict[int, int]
-    odd: frozenset[int]
-    axes: frozenset[int]
-    itemsize: int
-    is_store: bool
-    nbytes: int  # of the whole buffer
-    weight: float = 1.0  # how often it runs, as a share of how often the scope's body runs
-
-    def is_cheap(self, axis: int) -> bool:
-        """Whether a vector along `axis` is one load: neighbours, or one element for all lanes."""
-        return axis not in self.odd and self.strides.get(axis, 0) in (0, 1)
+# ---- 1 nest ----------------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False, slots=True)
-class Scope:
-    """The body of a REDUCE or an END."""
+def nest(k: Kernel) -> None:
+    """Reorder the LOOPs when that saves work: loops that a value does not depend on go inside of it.
 
-    node: UOp
-    loops: list[int]  # output axes around it
-    reduces: list[int]  # axes that it folds
-    accesses: list[Access] = field(default_factory=list)
-    ops: dict[frozenset[int], float] = field(
-        default_factory=dict
-    )  # operations by the axes that they depend on
-
-    @property
-    def alus(self) -> float:
-        """Operations of the body; those that run in outer loops only count in part."""
-        return sum(self.ops.values())
-
-    @property
-    def axes(self) -> list[int]:
-        return self.loops + self.reduces
-
-
-class Kernel:
-    """A kernel's scopes and sizes, kept up to date with the opts applied so far."""
-
-    def __init__(self, ast: UOp, target: Target) -> None:
-        self.table, self.target = AxisTable.of(ast, target), target
-        self.fixed: set[int] = set()  # axes that enter comparisons or values, so that they cannot be merged
-        self.scopes = _scopes(ast, self.fixed)
-        self.original = {number: self.size(number) for number in self.table.axes}
-
-    def size(self, number: int) -> int:
-        axis = self.table.axes[number]
-        return axis.size if isinstance(axis.size, int) else max(1, int(axis.size.vmax))
-
-    def is_static(self, number: int) -> bool:
-        return isinstance(self.table.axes[number].size, int)
-
-    def count(self, scope: Scope) -> int:
-        """How often the scope's body runs."""
-        return math.prod(self.size(a) for a in scope.axes)
-
-    def work(self, scope: Scope) -> float:
-        return self.count(scope) * (scope.alus + sum([a.weight for a in scope.accesses]))
-
-    def apply(self, kind: OptKind, axis: int, amount: int) -> bool:
-        """Apply an opt if it is legal."""
-        try:
-            self.table.apply(Opt(kind, axis, amount))
-        except OptError:
-            return False
-        return True
-
-    def split(self, kind: OptKind, axis: int, amount: int) -> bool:
-        """A split, with PADTO before it when the amount does not divide the size."""
-        if amount <= 1:
-            return False
-        if self.size(axis) % amount and not self.apply(OptKind.PADTO, axis, amount):
-            return False
-        return self.apply(kind, axis, amount)
-
-    @property
-    def lanes(self) -> int:
-        """Lanes of the widest type that the kernel touches."""
-        widest = max([a.itemsize for s in self.scopes for a in s.accesses], default=4)
-        return max(1, self.target.vector_bytes // max(1, widest))
+    Before:  loops i, j around a sum that depends on j only: it is computed again for every i
+    After:   loops j, i
+    """
+    present = k.loops()
+    orders = [present]
+    for scope in k.scopes:
+        for axes in (frozenset(scope.loops), *scope.ops):
+            first = [n for n in present if n in axes]
+            orders.append(first + [n for n in present if n not in axes])
+    best = min(orders, key=k.nested_work)
+    if k.nested_work(best) > 0.8 * k.nested_work(present):
+        return
+    wanted = list(best)
+    for at, place in enumerate(present):  # places are numbers: put the wanted axis there
+        if wanted[at] != place and k.swap(place, wanted[at]):
+            moved = wanted[at]
+            wanted = [moved if n == place else place if n == moved else n for n in wanted]
+    k.weigh()
 
 
-def _scopes(ast: UOp, fixed: set[int]) -> list[Scope]:
-    """Scopes in order of execution. Fills `fixed`."""
-    found: list[Scope] = []
-    for node in ast.toposort():
-        if node.op is Ops.REDUCE:
-            loops = node.ranges
-            reduces = node.src[1:]
-        elif node.op is Ops.END or (node.op is Ops.STORE and node in ast.src):
-            loops, reduces = frozenset(node.src[1:] if node.op is Ops.END else ()), ()
-        else:
-            if not node.op.is_alu or node.dtype is dtypes.index:
-                continue
-            if any(s.dtype is dtypes.index for s in node.src):
-                fixed.update(r.arg.uid for s in node.src for r in s.ranges)
-            continue
-        scope = Scope(node, sorted(r.arg.uid for r in loops), sorted(r.arg.uid for r in reduces))
-        _fill(scope, fixed, {r.arg.uid: int(r.vmax) + 1 for r in (*loops, *reduces)})
-        found.append(scope)
-    return found
-
-
-def _fill(scope: Scope, fixed: set[int], sizes: dict[int, int]) -> None:
-    """The scope's accesses and operations, each with the share of iterations in which it runs."""
-    nest = {number: depth for depth, number in enumerate(scope.axes)}
-    share = [1.0]  # by depth: iterations of the loops up to there, of all iterations
-    for number in reversed(scope.axes):
-        share.append(share[-1] / max(1, sizes[number]))
-    share.reverse()
-
-    def weight(node: UOp) -> float:
-        return share[max([nest[r.arg.uid] + 1 for r in node.ranges if r.arg.uid in nest], default=0)]
-
-    stack, seen = [scope.node.src[0] if scope.node.op is not Ops.STORE else scope.node], set()
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.op is Ops.INDEX or node.op is Ops.STORE:
-            scope.accesses.append(_access(node, fixed, 1.0 if node.op is Ops.STORE else weight(node)))
-            if node.op is Ops.STORE:
-                stack.append(node.src[2])
-            continue
-        if node.op is Ops.REDUCE or node.dtype is dtypes.index:
-            continue
-        if node.op is Ops.CAST and node.src[0].dtype is dtypes.index:
-            fixed.update(r.arg.uid for r in node.src[0].ranges)
-        if node.op.is_alu:
-            axes = frozenset([r.arg.uid for r in node.ranges])
-            scope.ops[axes] = scope.ops.get(axes, 0.0) + weight(node)
-        stack += node.src
-    if scope.node.op is Ops.REDUCE and not _is_product_sum(scope.node):
-        axes = frozenset(scope.axes)
-        scope.ops[axes] = scope.ops.get(axes, 0.0) + 1.0
-
-
-def _is_product_sum(reduce: UOp) -> bool:
-    """Whether the fold costs nothing beside the product: a fused multiply-add."""
-    return reduce.arg.op is Ops.ADD and reduce.dtype.is_float and reduce.src[0].op is Ops.MUL
-
-
-def _access(node: UOp, fixed: set[int], weight: float) -> Access:
-    terms, _ = linear_form(node.src[1])
-    strides: dict[int, int] = {}
-    odd: set[int] = set()
-    for term, factor in terms.items():
-        if term.op is Ops.RANGE:
-            strides[term.arg.uid] = strides.get(term.arg.uid, 0) + factor
-        else:
-            odd.update(r.arg.uid for r in term.ranges)
-            for inner in term.toposort():  # what a gather reads along an axis is looked up, not merged
-                if inner.op is Ops.INDEX:
-                    odd.update(r.arg.uid for r in inner.ranges)
-    mask = node.src[3:] if node.op is Ops.STORE else node.src[2:]
-    for condition in mask:
-        fixed.update(r.arg.uid for r in condition.ranges)
-    fixed |= odd
-    dtype = node.src[2].dtype if node.op is Ops.STORE else node.dtype
-    axes = frozenset(r.arg.uid for r in node.src[1].ranges)
-    return Access(
-        node,
-        strides,
-        frozenset(odd),
-        axes,
-        dtype.itemsize,
-        node.op is Ops.STORE,
-        node.src[0].arg.size * dtype.itemsize,
-        weight,
-    )
-
-
-# ---- 1 merge ---------------------------------------------------------------------------------------------
+# ---- 2 merge ---------------------------------------------------------------------------------------------
 
 
 def merge(k: Kernel) -> None:
@@ -223,7 +80,7 @@ def merge(k: Kernel) -> None:
                     and inner.number in k.table.axes
                     and _mergeable(k, outer, inner)
                 ):
-                    _merge(k, outer.number, inner.number)
+                    k.merge(outer.number, inner.number)
                     break
 
 
@@ -239,44 +96,7 @@ def _mergeable(k: Kernel, outer: Axis, inner: Axis) -> bool:
     return all(x.strides.get(a, 0) == x.strides.get(b, 0) * size for s in k.scopes for x in s.accesses)
 
 
-def _merge(k: Kernel, outer: int, inner: int) -> None:
-    if not k.apply(OptKind.MERGE, outer, inner):
-        return
-    k.original[outer] *= k.original.pop(inner)
-    for scope in k.scopes:
-        scope.loops = [a for a in scope.loops if a != inner]
-        scope.reduces = [a for a in scope.reduces if a != inner]
-        for access in scope.accesses:
-            stride = access.strides.pop(inner, 0)
-            if stride:
-                access.strides[outer] = stride
-            access.axes -= {inner}
-
-
-# ---- 2 vector --------------------------------------------------------------------------------------------
-
-
-def vector_cost(k: Kernel, scope: Scope, axis: int | None) -> float:
-    """Memory instructions of the scope per element when `axis` is the vector; None: no vector."""
-    if axis is None:
-        return sum([a.weight for a in scope.accesses]) + scope.alus
-    size, lanes = max(1, k.size(axis)), k.lanes  # an empty axis costs as one element
-    used = min(lanes, size) if k.is_static(axis) else 1
-    full = size / ceildiv(size, lanes) / lanes  # share of the lanes that do something
-    width = max(1.0, used * full if used == lanes else used)
-    cost = scope.alus / width
-    for access in scope.accesses:
-        lane = GATHER if scope.reduces or access.odd or walks_lines(k, scope, access) is None else GATHER / 2
-        cost += access.weight * (1 / width if access.is_cheap(axis) else lane)
-    return cost
-
-
-def walks_lines(k: Kernel, scope: Scope, access: Access) -> int | None:
-    """The output loop along which a strided access reads or writes neighbours: with it inside, each cache
-    line that a gather touches serves many iterations."""
-    return next(
-        (a for a in reversed(scope.loops) if access.strides.get(a) == 1 and a not in access.odd), None
-    )
+# ---- 3 vector --------------------------------------------------------------------------------------------
 
 
 def best_reduce(k: Kernel, scope: Scope) -> int | None:
@@ -295,14 +115,14 @@ def choose_vector(k: Kernel) -> tuple[int | None, dict[Scope, int | None]]:
             own = best_reduce(k, scope)
             axis = candidate if candidate in scope.loops else own
             chosen[scope] = axis
-            total += k.count(scope) * vector_cost(k, scope, axis)
+            total += math.prod([k.size(a) for a in scope.axes]) * vector_cost(k, scope, axis)
         if best is None or total < best[0] * 0.999:
             best = total, candidate, chosen
     assert best is not None
     return best[1], best[2]
 
 
-# ---- 3 tile ----------------------------------------------------------------------------------------------
+# ---- 4 tile ----------------------------------------------------------------------------------------------
 
 
 def divisors(size: int, most: int) -> list[int]:
@@ -335,12 +155,8 @@ def vector_amounts(k: Kernel, axis: int) -> list[int]:
     found = {width * m for m in (1, 2, 3, 4) if width * m < size + width}
     if size <= 4 * lanes:
         found |= {round_up(size, w) for w in (lanes, lanes // 2, lanes // 4) if w > 1}
-    return sorted(found)
-
-
-def piece(k: Kernel, amount: int) -> int:
-    """Lanes of the vectors of a tile of this size: the greatest power of two that divides it."""
-    return min(k.lanes, amount & -amount)
+    blocks = {x.blocks[axis] for s in k.scopes for x in s.accesses if axis in x.blocks}
+    return sorted([n for n in found if all(b % n == 0 for b in blocks)] or [math.gcd(width, *blocks)])
 
 
 def tiles(k: Kernel, scope: Scope, vector: int | None) -> Iterator[dict[int, int]]:
@@ -360,137 +176,17 @@ def tiles(k: Kernel, scope: Scope, vector: int | None) -> Iterator[dict[int, int
                 yield tile
 
 
-def _load_cycles(k: Kernel, access: Access, vector: int | None, lanes: int) -> float:
-    """Cycles of one load. Vectors of a whole cache line are slow, and slower still when they straddle two."""
-    if vector is None or vector not in access.axes:
-        return 0.45
-    if not access.is_cheap(vector):
-        return GATHER * lanes * 0.5
-    size = lanes * access.itemsize
-    aligned = not access.odd and all(f % lanes == 0 for a, f in access.strides.items() if a != vector)
-    return 0.45 * max(1.0, size / 32) * (1.0 if aligned else 1.0 + 1.6 * size / 64)
-
-
-def _is_far(access: Access, tile: dict[int, int]) -> bool:
-    """Whether the rows of a tile lie far apart, so that many of them fight for few cache sets and pages."""
-    return any(n > 1 and access.strides.get(a, 0) * access.itemsize >= 1024 for a, n in tile.items())
-
-
-def body(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) -> tuple[float, float, float]:
-    """(cycles of loads, cycles of arithmetic, instructions) of one pass over a tile."""
-    lanes = piece(k, tile[vector]) if vector is not None else 1
-    loads = work = code = 0.0
-
-    def points(axes: frozenset[int]) -> float:
-        number = math.prod([n for a, n in tile.items() if a in axes])
-        return number / lanes if vector in axes else number
-
-    for access in scope.accesses:
-        number = points(access.axes)
-        loads += number * access.weight * _load_cycles(k, access, vector, lanes)
-        if vector not in access.axes and number > MOST_ROWS and _is_far(access, tile):
-            loads += number - MOST_ROWS
-            work += number - MOST_ROWS
-        code += number * (1 if vector is None or access.is_cheap(vector) else 2 * lanes)
-    for axes, count in scope.ops.items():
-        number = points(axes) * count
-        work += number * (
-            0.5 if lanes == k.lanes else 0.4
-        )  # the clock is a little faster without full vectors
-        code += number
-    return loads, work, code
-
-
-def memory_cycles(k: Kernel, scope: Scope, tile: dict[int, int], inner: int | None) -> float:
-    """Cycles to bring what one tile reads from beyond the first cache, when `inner` is the innermost output
-    loop."""
-    total = 0.0
-    for access in scope.accesses:
-        if access.is_store or not any(a in access.axes for a in scope.reduces):
-            continue
-        part = footprint(
-            access, {a: k.original[a] if a in scope.reduces else tile.get(a, 1) for a in access.axes}
-        )
-        fits = part <= min(k.target.l2_bytes, _reach(k, scope, access, tile)) * 0.8
-        if inner is not None and inner not in access.axes and fits:
-            total += part * 0.01 if part > k.target.l1_bytes // 2 else 0.0
-        elif access.nbytes <= k.target.l2_bytes // 2 and fits:
-            total += part * 0.02
-        else:
-            total += part * 0.15
-    return total
-
-
-def footprint(access: Access, sizes: dict[int, int]) -> int:
-    """Bytes that an access covers over axes of these sizes; axes of one stride overlap, as the rows of a
-    window do."""
-    extents: dict[int, int] = {}
-    for axis, size in sizes.items():
-        stride = access.strides.get(axis, -axis - 1)  # odd axes count by themselves
-        extents[stride] = extents.get(stride, 1) + size - 1
-    return min(access.itemsize * math.prod(extents.values()), access.nbytes)
-
-
-def _reach(k: Kernel, scope: Scope, access: Access, tile: dict[int, int]) -> float:
-    """Bytes of an access that the second cache can hold: rows at a stride that is a multiple of many lines
-    share few sets."""
-    way = k.target.l2_bytes // 16
-    reach = float(k.target.l2_bytes)
-    for axis in scope.reduces:
-        stride = access.strides.get(axis, 0) * access.itemsize
-        if stride >= 1024:
-            row = max(
-                64, access.itemsize * math.prod([n for a, n in tile.items() if access.strides.get(a) == 1])
-            )
-            reach = min(reach, way / math.gcd(stride, way) * row * 16)
-    return reach
-
-
-def tile_cost(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) -> float:
-    """Estimated cycles per useful point of a reduction under a register tile."""
-    lanes = piece(k, tile[vector]) if vector is not None else 1
-    loads, work, code = body(k, scope, vector, tile)
-    outputs = math.prod([n for a, n in tile.items() if a in scope.loops])
-    accumulators = outputs / lanes if vector in scope.loops else outputs
-    live = [
-        math.prod([n for a, n in tile.items() if a in x.axes]) / lanes
-        for x in scope.accesses
-        if vector in x.axes
-    ]
-    excess = accumulators + min([*live, 6.0]) + 1 - k.target.vector_registers
-    cycles = (
-        max(loads, work, 4.0 * min(1.0, work / (0.5 * accumulators)))
-        + 0.15 * loads
-        + 1.0
-        + 2.0 * max(0.0, excess)
-    )
-    cycles += 0.05 * max(0.0, code - 2 * MOST_CODE)
-    waste = 1.0
-    for axis, amount in tile.items():
-        size = k.size(axis)
-        if size % amount:
-            waste *= round_up(size, amount) / size * 1.04
-    return cycles * waste / math.prod(tile.values())
-
-
-def memory_cost(k: Kernel, scope: Scope, tile: dict[int, int]) -> float:
-    """Estimated cycles per point to reach beyond the first cache, with the best innermost loop."""
-    around: list[int | None] = [*[a for a in scope.loops if k.size(a) > tile.get(a, 1)]] or [None]
-    points = math.prod([n for a, n in tile.items() if a in scope.loops]) * math.prod(
-        [k.original[a] for a in scope.reduces]
-    )
-    return 0.25 * min([memory_cycles(k, scope, tile, inner) for inner in around]) / points
-
-
 def tile_reduction(k: Kernel, scope: Scope, vector: int | None) -> dict[int, int]:
     """Apply the best register tile for a reduction and return it."""
     ranked = sorted([(tile_cost(k, scope, vector, t), n, t) for n, t in enumerate(tiles(k, scope, vector))])
-    ranked = [item for item in ranked[:24] if item[0] < 2 * ranked[0][0]]
+    ranked = [item for item in ranked[:16] if item[0] < 2 * ranked[0][0]]
     best = min(ranked, key=lambda item: item[0] + memory_cost(k, scope, item[2]))[2]
     if vector in scope.reduces:
         best[vector] = _reduce_steps(k, scope, vector, best)
-    for axis, amount in best.items():
-        k.split(OptKind.UNROLL if axis in scope.reduces else OptKind.UPCAST, axis, amount)
+    kept = stationary(scope, vector, best)
+    # a tile is expanded in the order in which it is made: what the operand in registers depends on comes last
+    for axis in sorted(best, key=lambda a: (a == vector, kept is not None and a in kept.axes, -best[a])):
+        k.tile(axis, best[axis])
     return best
 
 
@@ -511,7 +207,7 @@ def _reduce_steps(k: Kernel, scope: Scope, vector: int, tile: dict[int, int]) ->
     return tile[vector]
 
 
-# ---- 4 unroll --------------------------------------------------------------------------------------------
+# ---- 5 unroll --------------------------------------------------------------------------------------------
 
 
 def unroll(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) -> None:
@@ -525,16 +221,16 @@ def unroll(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) ->
             if k.apply(OptKind.UNROLL, axis, 0):
                 code *= present.size
         else:
-            step = next((n for n in (4, 2) if present.size % n == 0 and code * n <= MOST_CODE // 2), 1)
+            step = next((n for n in (4, 2) if present.size % n == 0 and code * n <= MOST_CODE // 4), 1)
             if step > 1:
                 k.apply(OptKind.UNROLL, axis, step)
             break
 
 
-# ---- 5 order and 6 thread --------------------------------------------------------------------------------
+# ---- 6 order and 7 thread --------------------------------------------------------------------------------
 
 
-def order(k: Kernel, scope: Scope, tile: dict[int, int]) -> None:
+def order(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) -> None:
     """Put that loop innermost which leaves most in the caches."""
     loops = [a.number for a in k.table.of_type(AxisType.LOOP) if a.number in scope.loops]
     if len(loops) < 2:
@@ -547,35 +243,22 @@ def order(k: Kernel, scope: Scope, tile: dict[int, int]) -> None:
         if inner is not None and inner != loops[-1]:
             swap(k, inner, loops[-1])
         return
-    best = min(reversed(loops), key=lambda a: memory_cycles(k, scope, tile, a))
-    if memory_cycles(k, scope, tile, best) < 0.9 * memory_cycles(k, scope, tile, loops[-1]):
-        swap(k, best, loops[-1])
-
-
-def nested_work(k: Kernel, order: list[int]) -> float:
-    """Work of all scopes when the LOOPs nest in this order: a reduction runs once per iteration of the loops
-    around the innermost loop that it depends on, so loops that it does not depend on had better be inside."""
-    total = 0.0
-    for scope in k.scopes:
-        depth = max([at + 1 for at, number in enumerate(order) if number in scope.loops], default=0)
-        repeated = math.prod([k.size(n) for n in order[:depth] if n not in scope.loops])
-        total += k.work(scope) * repeated
-    return total
+    sweep = best_sweep(k, scope, tile, loops)
+    present = memory_cycles(k, scope, tile, [(a, ceildiv(k.original[a], tile.get(a, 1))) for a in loops])
+    tiles = math.prod([k.original[a] / tile.get(a, 1) for a in scope.axes])
+    if sweep.axis is None or present - sweep.cycles < 0.05 * max(body(k, scope, vector, tile)[:2]) * tiles:
+        return
+    if sweep.axis != loops[-1] and not swap(k, sweep.axis, loops[-1]):
+        return
+    if sweep.tiles is not None and k.apply(OptKind.SPLIT, loops[-1], sweep.tiles):
+        swap(k, loops[-2], loops[-1])  # the part that counts the blocks goes around the next loop
 
 
 def swap(k: Kernel, first: int, second: int) -> bool:
-    """Exchange two LOOPs unless reductions would be computed again and again."""
-    order = [a.number for a in k.table.of_type(AxisType.LOOP)]
-    other = [second if n == first else first if n == second else n for n in order]
-    if nested_work(k, other) > nested_work(k, order) * 1.01 or not k.apply(OptKind.SWAP, first, second):
-        return False
-    for scope in k.scopes:  # numbers are places: what was `first` is now `second`
-        scope.loops = [second if n == first else first if n == second else n for n in scope.loops]
-        for access in scope.accesses:
-            access.axes = frozenset(
-                second if n == first else first if n == second else n for n in access.axes
-            )
-    return True
+    """Exchange two LOOPs unless values would be computed again and again."""
+    present = k.loops()
+    other = [second if n == first else first if n == second else n for n in present]
+    return k.nested_work(other) <= k.nested_work(present) * 1.01 and k.swap(first, second)
 
 
 def thread(k: Kernel, work: float) -> None:
@@ -614,6 +297,7 @@ def choose(ast: UOp, target: Target) -> tuple[Opt, ...]:
     if NOOPT:
         return ()
     k = Kernel(ast, target)
+    nest(k)
     work = sum(k.work(scope) for scope in k.scopes)
     merge(k)
     vector, vectors = choose_vector(k)
@@ -631,7 +315,7 @@ def choose(ast: UOp, target: Target) -> tuple[Opt, ...]:
     for scope in k.scopes:
         if scope.reduces and scope is not hot:
             small_reduction(k, scope, vectors[scope], tile)
-    order(k, hot, tile)
+    order(k, hot, vectors[hot], tile)
     thread(k, work)
     return tuple(k.table.opts)
 
@@ -643,7 +327,7 @@ def small_reduction(k: Kernel, scope: Scope, vector: int | None, tile: dict[int,
         unroll(k, scope, vector if vector in present else None, present)
         return
     if vector_cost(k, scope, vector) < vector_cost(k, scope, None):
-        k.split(OptKind.UNROLL, vector, _reduce_steps(k, scope, vector, {vector: vector_width(k, vector)}))
+        k.tile(vector, _reduce_steps(k, scope, vector, {vector: vector_width(k, vector)}))
 
 
 def tile_elementwise(k: Kernel, scope: Scope, vector: int) -> int:
@@ -666,4 +350,4 @@ def tile_elementwise(k: Kernel, scope: Scope, vector: int) -> int:
             (m for m in (1, 2, 3, 4) if m <= most and m * width <= round_up(size, width)),
             key=lambda m: (-round_up(size, width * m), m),
         )
-    return width * steps if k.split(OptKind.UPCAST, vector, width * steps) else 1
+    return width * steps if k.tile(vector, width * steps) else 1
