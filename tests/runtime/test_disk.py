@@ -13,6 +13,7 @@ import pytest
 
 from tests.runtime.linear_kernels import buffer, program
 from tests.runtime.test_python import copy
+from whit import Tensor, dtypes
 from whit.helpers import DeviceError
 from whit.runtime.device import Buffer, Device
 from whit.runtime.disk import DiskDevice
@@ -26,7 +27,6 @@ def test_round_trip_and_views(tmp_path: Path) -> None:
     name = f"DISK:{tmp_path / 'data.bin'}"
     data = np.arange(100, dtype=np.float32)
     memory = buffer(name, data)
-    Device.get(name).synchronize()
     assert (tmp_path / "data.bin").read_bytes() == data.tobytes()
     window = memory.view(40, 20)
     assert np.frombuffer(window.copyout(), np.float32).tolist() == [10, 11, 12, 13, 14]
@@ -35,19 +35,34 @@ def test_round_trip_and_views(tmp_path: Path) -> None:
     Device.opened.pop(name)
 
 
-def test_an_existing_file_is_mapped_and_may_grow(tmp_path: Path) -> None:
+def test_an_existing_file_is_read_where_asked_and_may_grow(tmp_path: Path) -> None:
     path = tmp_path / "old.bin"
     path.write_bytes(b"abcdefgh")
     device = open_disk(path)
-    assert device.size == 8
-    handle = device.open_existing(8)
     out = bytearray(3)
-    device.copyout(memoryview(out), device.offset(handle, 2))
-    assert bytes(out) == b"cde"
-    longer = device.allocate(16)
-    device.copyin(device.offset(longer, 8), memoryview(b"ijklmnop"))
-    device.synchronize()
-    assert path.read_bytes() == b"abcdefghijklmnop"
+    device.copyout(memoryview(out), device.offset(device.allocate(3), 2))
+    assert bytes(out) == b"cde" and bytes(device.view(6, 2)) == b"gh"
+    device.copyin(8, memoryview(b"ijklmnop"))
+    assert path.read_bytes() == b"abcdefghijklmnop" and bytes(device.view(4, 8)) == b"efghijkl"
+
+
+def test_views_are_not_copies_and_may_not_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "view.bin"
+    path.write_bytes(bytes(1 << 20))
+    device = open_disk(path)
+    view = device.view(100, 1000)
+    device.copyin(150, memoryview(b"xyz"))
+    assert bytes(view[50:53]) == b"xyz" and view.readonly
+
+
+def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "data.bin"
+    path.write_bytes(b"old!")
+    device = open_disk(path)
+    before = device.view(0, 4)
+    (tmp_path / "new.bin").write_bytes(b"new!")
+    os.replace(tmp_path / "new.bin", path)
+    assert bytes(device.view(0, 4)) == b"new!" and bytes(before) == b"old!"
 
 
 def test_files_that_may_not_be_written_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,69 +70,92 @@ def test_files_that_may_not_be_written_can_be_read(tmp_path: Path, monkeypatch: 
     path.write_bytes(b"12345678")
     deny_writing(monkeypatch, errno.EACCES)
     device = open_disk(path)
-    assert not device.is_writable and bytes(device.allocate(8)) == b"12345678"
-    with pytest.raises(DeviceError, match=r"cannot be written.*To fix: change its permissions"):
-        device.copyin(device.allocate(8), memoryview(b"xxxxxxxx"))
-    with pytest.raises(DeviceError, match=r"the file has 8.*truncated"):
-        device.allocate(9)
+    assert bytes(device.view(0, 8)) == b"12345678"
+    with pytest.raises(DeviceError,
+                       match=r"write 8 bytes at 0: Permission denied.*To fix: change its permissions"):
+        device.copyin(0, memoryview(b"xxxxxxxx"))
     assert path.read_bytes() == b"12345678"
 
 
 def deny_writing(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     """Tests may run as root, whom permissions do not stop."""
-    real = os.open
-
     def opened(path: Any, flags: int, *rest: Any) -> int:
-        if flags & os.O_RDWR:
-            raise OSError(code, os.strerror(code), path)
-        return real(path, flags, *rest)
+        assert flags & os.O_WRONLY
+        raise OSError(code, os.strerror(code), path)
     monkeypatch.setattr(os, "open", opened)
 
 
 def test_missing_files_and_folders(tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match=r"open .*gone.bin: there is no such file.*To fix: "):
-        open_disk(tmp_path / "gone.bin").open_existing(1)
+    with pytest.raises(DeviceError, match=r"gone.bin: read 1 bytes at 0: No such file.*To fix: create it"):
+        open_disk(tmp_path / "gone.bin").view(0, 1)
     assert not (tmp_path / "gone.bin").exists()
-    with pytest.raises(DeviceError, match=r"No such file or directory.*create its folder"):
-        open_disk(tmp_path / "no" / "folder.bin").allocate(4)
+    with pytest.raises(DeviceError, match=r"No such file or directory.*To fix: create it or its folder"):
+        open_disk(tmp_path / "no" / "folder.bin").copyin(0, memoryview(b"1234"))
     with pytest.raises(DeviceError, match=r"Is a directory.*name a file"):
-        open_disk(tmp_path)
+        open_disk(tmp_path).copyin(0, memoryview(b"1234"))
     with pytest.raises(DeviceError, match="it names no file"):
         DiskDevice("DISK:")
 
 
-def test_truncated_files(tmp_path: Path) -> None:
+def test_truncated_files_are_refused_and_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "short.bin"
     path.write_bytes(bytes(10))
-    with pytest.raises(DeviceError, match=r"20 bytes of it: the file has only 10.*truncated"):
-        open_disk(path).open_existing(20)
+    memory = Buffer(f"DISK:{path}", 20)
+    with pytest.raises(DeviceError, match=r"read 20 bytes at 0: the file has only 10 bytes.*truncated"):
+        memory.copyout()
+    assert path.read_bytes() == bytes(10)
+    empty = tmp_path / "empty.bin"
+    empty.write_bytes(b"")
+    assert bytes(open_disk(empty).view(0, 0)) == b""
 
 
 def test_a_file_that_is_cut_while_mapped_does_not_kill_the_process(tmp_path: Path) -> None:
     code = f"""
 import os
 from whit.runtime.disk import DiskDevice
+from whit import Tensor, dtypes
 from whit.helpers import DeviceError
 path = {str(tmp_path / 'cut.bin')!r}
 open(path, "wb").write(bytes(100_000))
 device = DiskDevice("DISK:" + path)
-handle = device.allocate(100_000)
+out = bytearray(100_000)
+device.copyout(memoryview(out), 0)
 os.truncate(path, 10)
 try:
-    device.copyout(memoryview(bytearray(100_000)), handle)
+    device.copyout(memoryview(out), 0)
 except DeviceError as error:
     print(error)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.returncode == 0 and "the file has 10 bytes" in result.stdout, result
+    assert result.returncode == 0 and "the file has only 10 bytes" in result.stdout, result
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(DeviceError, match=r"No space left.*free space"):
-        open_disk(tmp_path / "big.bin").allocate(1000)
+        open_disk(tmp_path / "big.bin").copyin(0, memoryview(bytes(1000)))
+
+
+def test_writes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pwrite may write less than asked (Linux: at most 2 GiB at once)."""
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, at: real(descriptor, data[:7], at))
+    open_disk(tmp_path / "x.bin").copyin(3, memoryview(bytes(range(50))))
+    assert (tmp_path / "x.bin").read_bytes() == bytes(3) + bytes(range(50))
+
+
+def test_tensors_on_disk(tmp_path: Path) -> None:
+    name = f"DISK:{tmp_path / 'tensor.bin'}"
+    np.arange(12, dtype=np.float32).tofile(tmp_path / "tensor.bin")
+    stored = Tensor.empty(3, 4, dtype=dtypes.float32, device=name)
+    assert stored[1].to("CPU").tolist() == [4, 5, 6, 7]
+    assert (stored.to("CPU") + 1).sum().item() == 78
+    with pytest.raises(DeviceError, match=r"ADD on DISK:.*computes nothing.*To fix: copy first"):
+        (stored + 1).tolist()
+    (Tensor.arange(5).float() * 2).to(f"DISK:{tmp_path / 'out.bin'}").realize()
+    assert np.fromfile(tmp_path / "out.bin", np.float32).tolist() == [0, 2, 4, 6, 8]
 
 
 def test_kernels_do_not_run_on_files(tmp_path: Path) -> None:

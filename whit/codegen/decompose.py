@@ -11,7 +11,7 @@ from collections.abc import Callable
 from whit.codegen import transcendental
 from whit.codegen.dtype_lowering import lower_storage_floats
 from whit.codegen.target import Target
-from whit.helpers import CompileError
+from whit.helpers import CompileError, DeviceError
 from whit.uop.dtype import DType, dtypes
 from whit.uop.ops import ALU, Op, Ops
 from whit.uop.pattern import PatternMatcher, UPat
@@ -34,6 +34,11 @@ def decompose(ast: UOp, target: Target) -> UOp:
     >>> decompose(UOp.sink(alu(Ops.RECIPROCAL, x)), target).src[0].op
     Ops.FDIV
     """
+    if target.language == "none":
+        names = sorted({node.op.name for node in ast.toposort() if node.op.is_elementwise or node.op is Ops.REDUCE})
+        raise DeviceError(f"{', '.join(names) or 'a rearranging copy'} on {target.key}",
+                          because="it computes nothing",
+                          fix='copy first: tensor.to("CPU")')
     ast = lower_storage_floats(ast, target.storage_only, Ops.CAST in target.native)
     ast = graph_rewrite(ast, RULES, target)
     for node in ast.toposort():

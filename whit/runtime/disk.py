@@ -1,8 +1,8 @@
-"""DISK:path: a file as device memory, mapped into the address space, so that reading costs nothing until
-bytes are touched.
+"""DISK:path: a file as device memory. Reading maps it into the address space, so that nothing is read before
+it is touched; writing makes or lengthens the file. Reading never changes a file: one that is missing or too
+short is an error.
 
-Opening a device maps an existing file (for reading only, where it cannot be written); `allocate` makes or
-lengthens it. No kernels run here: copy to another device to compute.
+No kernels run here: copy to another device to compute.
 """
 from __future__ import annotations
 
@@ -12,120 +12,78 @@ import os
 from typing import Any, NoReturn
 
 from whit.codegen.target import Target
-from whit.helpers import DeviceError, human_bytes
+from whit.helpers import DeviceError
 from whit.runtime.device import Device, Launch, Program
 from whit.uop import UOp
 
-TARGET = Target(key="disk", language="none")
+_REMEDIES = {errno.ENOENT: "create it or its folder, or correct the path",
+             errno.ENOSPC: "free space on that disk",
+             errno.EACCES: "change its permissions, or choose another path", errno.EISDIR: "name a file in it",
+             errno.EROFS: "choose a path on a disk that can be written"}
 
 
 class DiskDevice(Device):
-    """Handles are memoryviews of the mapping, all of the file from some offset on."""
+    """Handles are offsets into the file, so `allocate` touches nothing."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, TARGET)
+        super().__init__(name, Target(key=name, language="none"))
         self.path = name.partition(":")[2]
         if not self.path:
             raise DeviceError(f"device {name!r}", because="it names no file", fix="write DISK:/path/to/file")
         self.map: mmap.mmap | None = None
-        self.is_writable = True
-        if os.path.exists(self.path):
-            self._open(0)
+        self.mapped: tuple[int, int, int] = (0, 0, 0)  # device, inode and size of the file when it was mapped
 
-    def _open(self, nbytes: int) -> None:
-        """Map the file, made at least `nbytes` long."""
+    def allocate(self, nbytes: int) -> int:
+        return 0
+
+    def free(self, handle: int, nbytes: int) -> None:
+        """The file stays."""
+
+    def offset(self, handle: int, nbytes: int) -> int:
+        return handle + nbytes
+
+    def view(self, handle: int, nbytes: int) -> memoryview:
+        """The bytes of the file from `handle` on, read-only and not copied. DeviceError if it has fewer."""
+        asked = f"read {nbytes} bytes at {handle}"
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT if nbytes else os.O_RDWR, 0o644)
-            self.is_writable = True
-        except OSError as error:
-            if nbytes or error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
-                self._fail(f"open {self.path}" + (f" for {human_bytes(nbytes)}" if nbytes else ""), error)
-            descriptor = self._open_for_reading()
-        try:
-            size = os.fstat(descriptor).st_size
-            if size < nbytes:
-                os.posix_fallocate(descriptor, 0, nbytes)
-                size = nbytes
-            if size:  # an empty file cannot be mapped
-                access = mmap.ACCESS_WRITE if self.is_writable else mmap.ACCESS_READ
-                self.map = mmap.mmap(descriptor, size, access=access)
-        except (OSError, ValueError) as error:
-            self._fail(f"map {self.path}", error)
-        finally:
-            os.close(descriptor)
-
-    def _open_for_reading(self) -> int:
-        self.is_writable = False
-        try:
-            return os.open(self.path, os.O_RDONLY)
-        except OSError as error:
-            self._fail(f"open {self.path}", error)
-
-    def _fail(self, asked: str, error: Exception) -> NoReturn:
-        remedies = {errno.ENOENT: "create its folder, or correct the path",
-                    errno.ENOSPC: "free space on that disk",
-                    errno.EACCES: "change its permissions, or choose another path",
-                    errno.EISDIR: "name a file in it"}
-        code = getattr(error, "errno", None)
-        raise DeviceError(f"{self.name}: {asked}", because=getattr(error, "strerror", None) or str(error),
-                          fix=remedies.get(code or 0, "check the path and the disk")) from error
-
-    @property
-    def size(self) -> int:
-        """Bytes of the mapped file."""
-        return len(self.map) if self.map is not None else 0
-
-    def allocate(self, nbytes: int) -> memoryview:
-        """The file from its start; a file that is shorter is made `nbytes` long."""
-        if self.size < nbytes:
-            if not self.is_writable:
-                raise DeviceError(f"{self.name}: {human_bytes(nbytes)} of it",
-                                  because=f"the file has {human_bytes(self.size)} and cannot be written",
+            status = os.stat(self.path)
+            if status.st_size < handle + nbytes:
+                raise DeviceError(f"{self.name}: {asked}",
+                                  because=f"the file has only {status.st_size} bytes",
                                   fix="it may be truncated: fetch it again, or ask for less")
-            self._open(nbytes)
-        assert self.map is not None
-        return memoryview(self.map)
-
-    def open_existing(self, nbytes: int) -> memoryview:
-        """The file from its start, without ever making or lengthening it. DeviceError if it has fewer than
-        `nbytes`."""
-        if not os.path.exists(self.path):
-            self._fail(f"open {self.path}", FileNotFoundError(errno.ENOENT, "there is no such file"))
-        if self.size < nbytes:
-            raise DeviceError(f"{self.name}: {nbytes} bytes of it", because=f"the file has only {self.size}",
-                              fix="it may be truncated: fetch it again, or ask for less")
-        return memoryview(self.map) if self.map is not None else memoryview(b"")
-
-    def free(self, handle: Any, nbytes: int) -> None:
-        """The file stays; the mapping goes when the last view does."""
-
-    def offset(self, handle: Any, nbytes: int) -> memoryview:
-        return memoryview(handle)[nbytes:]
-
-    def copyin(self, handle: Any, data: memoryview) -> None:
-        view = memoryview(handle)
-        if view.readonly:
-            raise DeviceError(f"{self.name}: write {human_bytes(data.nbytes)}",
-                              because="the file cannot be written",
-                              fix="change its permissions, or copy it first")
-        self._check(view, data)
-        view[:data.nbytes] = data.cast("B")
-
-    def copyout(self, data: memoryview, handle: Any) -> None:
-        view = memoryview(handle)
-        self._check(view, data)
-        data.cast("B")[:] = view[:data.nbytes]
-
-    def _check(self, view: memoryview, data: memoryview) -> None:
-        """A mapping of a file that was cut since would kill the process with SIGBUS: look first."""
-        try:
-            present = os.path.getsize(self.path)
+            if (status.st_dev, status.st_ino, status.st_size) != self.mapped:
+                self._open_map()
         except OSError as error:
-            self._fail(f"read {self.path}", error)
-        if view.nbytes < data.nbytes or present < self.size:
-            raise DeviceError(f"{self.name}: {data.nbytes} bytes at {self.size - view.nbytes}",
-                              because=f"the file has {present} bytes",
-                              fix="it was truncated: fetch it again, or ask for less")
+            self._fail(asked, error)
+        return memoryview(self.map or b"")[handle:handle + nbytes]
+
+    def _open_map(self) -> None:
+        with open(self.path, "rb") as file:
+            status = os.fstat(file.fileno())
+            # an empty file cannot be mapped
+            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else None
+            self.mapped = status.st_dev, status.st_ino, status.st_size
+
+    def copyin(self, handle: int, data: memoryview) -> None:
+        """Write; the file is made or lengthened as needed. On an error it keeps what was written so far."""
+        asked, rest = f"write {data.nbytes} bytes at {handle}", data.cast("B")
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
+            try:
+                while rest.nbytes:
+                    done = os.pwrite(descriptor, rest, handle)
+                    handle, rest = handle + done, rest[done:]
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self._fail(asked, error)
+
+    def copyout(self, data: memoryview, handle: int) -> None:
+        data.cast("B")[:] = self.view(handle, data.nbytes)
+
+    def _fail(self, asked: str, error: OSError) -> NoReturn:
+        raise DeviceError(f"{self.name}: {asked}", because=error.strerror or str(error),
+                          fix=_REMEDIES.get(error.errno or 0, "check the path and the disk")) from error
 
     def _no_kernels(self, name: str) -> NoReturn:
         raise DeviceError(f"kernel {name} on {self.name}", because="DISK holds bytes and computes nothing",
@@ -140,7 +98,5 @@ class DiskDevice(Device):
     def load(self, binary: bytes, name: str, launch: Launch) -> Program:
         self._no_kernels(name)
 
-    def synchronize(self) -> None:
-        """Write changed pages back to the file."""
-        if self.map is not None and self.is_writable:
-            self.map.flush()
+    def plan(self, calls: Any) -> NoReturn:
+        self._no_kernels("plan")
