@@ -35,9 +35,9 @@ def decompose(ast: UOp, target: Target) -> UOp:
     Ops.FDIV
     """
     if target.language == "none":
-        names = sorted({node.op.name for node in ast.toposort() if node.op.is_elementwise or node.op is Ops.REDUCE})
-        raise DeviceError(f"{', '.join(names) or 'a rearranging copy'} on {target.key}",
-                          because="it computes nothing",
+        computing = [node.op for node in ast.toposort() if node.op.is_elementwise or node.op is Ops.REDUCE]
+        names = ", ".join(sorted({op.name for op in computing})) or "a rearranging copy"
+        raise DeviceError(f"{names} on {target.key}", because="it computes nothing",
                           fix='copy first: tensor.to("CPU")')
     ast = lower_storage_floats(ast, target.storage_only, Ops.CAST in target.native)
     ast = graph_rewrite(ast, RULES, target)

@@ -18,7 +18,8 @@ from whit.uop import UOp
 
 _REMEDIES = {errno.ENOENT: "create it or its folder, or correct the path",
              errno.ENOSPC: "free space on that disk",
-             errno.EACCES: "change its permissions, or choose another path", errno.EISDIR: "name a file in it",
+             errno.EACCES: "change its permissions, or choose another path",
+             errno.EISDIR: "name a file in it",
              errno.EROFS: "choose a path on a disk that can be written"}
 
 
