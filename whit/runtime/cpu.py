@@ -8,14 +8,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import platform
-import shutil
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from whit.codegen.target import Target
@@ -213,16 +209,15 @@ class CPUProgram(Program):
 def _cache_bytes(level: int, default: int) -> int:
     """Size of the first CPU's data cache of a level."""
     for index in range(8):
-        folder = Path(f"/sys/devices/system/cpu/cpu0/cache/index{index}")
-        try:
-            if (
-                int((folder / "level").read_text()) != level
-                or (folder / "type").read_text().strip() == "Instruction"
-            ):
-                continue
-            return int((folder / "size").read_text().strip().rstrip("K")) << 10
-        except (OSError, ValueError):
-            return default
+        texts = []
+        for name in ("level", "type", "size"):
+            try:
+                with open(f"/sys/devices/system/cpu/cpu0/cache/index{index}/{name}") as file:
+                    texts.append(file.read().strip())
+            except OSError:
+                return default
+        if texts[0] == str(level) and texts[1] != "Instruction" and texts[2][:-1].isdigit():
+            return int(texts[2][:-1]) << {"K": 10, "M": 20}.get(texts[2][-1], 10)
     return default
 
 
@@ -232,7 +227,7 @@ def cpu_target(language: str, compiler: str) -> Target:
     _, flags = native.host()
     wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags
     vector_bytes = 64 if wide else 32 if "avx2" in flags else 16
-    arm = platform.machine() in ("aarch64", "arm64")
+    arm = elf.MACHINE in ("aarch64", "arm64")
     ops = CPU_OPS
     if not (arm or "fma" in flags):
         ops -= {Ops.MULACC}
@@ -255,7 +250,7 @@ def cpu_target(language: str, compiler: str) -> Target:
 
 def has_half() -> bool:
     """Whether the CPU converts float16 in hardware."""
-    return platform.machine() in ("aarch64", "arm64") or "f16c" in native.host()[1]
+    return elf.MACHINE in ("aarch64", "arm64") or "f16c" in native.host()[1]
 
 
 class CCompiler:
@@ -283,6 +278,8 @@ class CCompiler:
     )
 
     def __init__(self, kind: str) -> None:
+        import shutil
+
         names = [kind, *[f"{kind}-{version}" for version in range(25, 11, -1)]]
         self.path = next((path for path in map(shutil.which, names) if path), None)
         if self.path is None:
@@ -296,9 +293,10 @@ class CCompiler:
 
     def compile(self, source: str, name: str) -> bytes:
         """C text -> a relocatable object. CompileError with the compiler's words if it fails."""
-        import subprocess  # not needed on a warm start
+        import subprocess  # neither is needed on a warm start
+        import tempfile
 
-        flags = [f for f in self.flags if f != "-fcf-protection=none" or platform.machine() == "x86_64"]
+        flags = [f for f in self.flags if f != "-fcf-protection=none" or elf.MACHINE == "x86_64"]
         if self.kind == "gcc":
             flags += ["-fno-tree-loop-distribute-patterns", "-fno-stack-clash-protection"]
         try:
@@ -312,7 +310,8 @@ class CCompiler:
                     check=False,
                 )
                 if result.returncode == 0:
-                    return Path(output).read_bytes()
+                    with open(output, "rb") as file:
+                        return file.read()
                 why = result.stderr.decode(errors="replace").strip()[:2000]
         except OSError as error:
             why = str(error)

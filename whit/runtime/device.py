@@ -173,8 +173,8 @@ class Device(abc.ABC):
         if family not in Device.families:
             import difflib
             near = difflib.get_close_matches(family, Device.families, 1)
-            raise DeviceError(f"device {text!r}", because="there is no such device",
-                              fix=f"did you mean {near[0]}?" if near else "use one of " + ", ".join(Device.families))
+            fix = f"did you mean {near[0]}?" if near else "use one of " + ", ".join(Device.families)
+            raise DeviceError(f"device {text!r}", because="there is no such device", fix=fix)
         if family == "DISK":
             return f"DISK:{rest}"
         return f"{family}:{rest.upper()}" if rest and rest != "0" else family

@@ -7,7 +7,7 @@ writable data are errors: a kernel depends on nothing. Memory is written, then m
 from __future__ import annotations
 
 import ctypes
-import platform
+import os
 import struct
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from whit.helpers import CompileError, round_up
 
 _MACHINES = {"x86_64": 62, "AMD64": 62, "aarch64": 183, "arm64": 183}
 _PAGE = 4096
+MACHINE = os.uname().machine
 _PROGBITS, _SYMTAB, _RELA = 1, 2, 4
 _WRITE, _ALLOC = 1, 2
 _PROT_READ, _PROT_WRITE, _PROT_EXEC = 1, 2, 4
@@ -125,7 +126,7 @@ def _read_sections(binary: bytes) -> tuple[list[Section], int]:
     if binary[:6] != b"\x7fELF\x02\x01":
         raise _bad("it is no little-endian ELF64 file")
     kind, machine = struct.unpack_from("<HH", binary, 16)
-    expected = _MACHINES.get(platform.machine())
+    expected = _MACHINES.get(MACHINE)
     if kind != 1 or machine != expected:
         raise _bad(
             f"it is of ELF type {kind} for machine {machine}; a relocatable (1) for {expected} is needed"
@@ -180,7 +181,7 @@ def _relocate(
     base: int,
 ) -> None:
     """Apply every relocation of every loaded section."""
-    apply = _relocate_arm if platform.machine() in ("aarch64", "arm64") else _relocate_x86
+    apply = _relocate_arm if MACHINE in ("aarch64", "arm64") else _relocate_x86
     for section in sections:
         if section.type != _RELA or sections[section.info].place < 0:
             continue

@@ -4,9 +4,6 @@ start."""
 from __future__ import annotations
 
 import os
-import platform
-import shutil
-import tempfile
 import threading
 from functools import lru_cache
 from typing import Any
@@ -37,14 +34,14 @@ def host() -> tuple[str, frozenset[str]]:
         with open("/proc/cpuinfo", "rb") as file:
             text = file.read(16384).decode(errors="replace")
     except OSError:
-        return platform.machine() + platform.processor(), frozenset()
+        return elf.MACHINE, frozenset()
     fields: dict[str, str] = {}
     for line in text.split("\n\n")[0].splitlines():
         name, _, value = line.partition(":")
         fields[name.strip()] = value.strip()
     names = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part", "CPU variant")
     model = ".".join([fields[n] for n in names if n in fields])
-    return f"{platform.machine()}.{model}", frozenset(
+    return f"{elf.MACHINE}.{model}", frozenset(
         (fields.get("flags") or fields.get("Features") or "").split()
     )
 
@@ -112,7 +109,9 @@ def compile_ir(source: str, name: str) -> bytes:
 
 def disassemble(binary: bytes) -> str:
     """Machine code of an object as text, by objdump or llvm-objdump."""
-    import subprocess  # not needed on a warm start
+    import shutil  # none of these is needed on a warm start
+    import subprocess
+    import tempfile
 
     tools = ["objdump", *[f"llvm-objdump-{version}" for version in range(25, 11, -1)], "llvm-objdump"]
     tool = next((path for path in map(shutil.which, tools) if path), None)

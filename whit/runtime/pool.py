@@ -11,8 +11,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
-import platform
-import re
 import signal
 import struct
 import threading
@@ -270,6 +268,8 @@ def _source(machine: str) -> str:
         "YIELD": give_way,
         "PAUSE": f"call void @{_PAUSE[machine]}",
     }
+    import re
+
     text = re.sub(r"\b[A-Z]{3,}\b", lambda match: str(words[match[0]]), _SOURCE)
     return text + f"declare void @{_PAUSE[machine].replace('i32 1', 'i32')}\n"
 
@@ -285,7 +285,7 @@ class Pool:
     """`threads` - 1 workers; the thread that calls `run` is the last one."""
 
     def __init__(self, threads: int) -> None:
-        self.image = native.load_cached(_source(platform.machine()), "pool")
+        self.image = native.load_cached(_source(elf.MACHINE), "pool")
         self.state = elf.map_memory(4096)
         self.place(_SYSCALL, ctypes.cast(elf.libc.syscall, ctypes.c_void_p).value or 0)
         self.run: Callable[[int, int, bytes, bytes, int], None] = _RUN(self.image["run"])
