@@ -194,6 +194,32 @@ def test_double_precision(name: str) -> None:
     same(evaluate(getattr(Tensor(values), name)()), want, 5e-15, 3e-16)
 
 
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_narrow_floats_are_rounded_once(kind: str) -> None:
+    x = np.linspace(-9, 9, 73).astype(np.float32)
+    t = Tensor(x).cast(kind)
+    exact = t.float().numpy().astype(np.float64)
+    step = 2.0 ** (-10 if kind == "float16" else -7)
+    for name, want in (
+        ("exp", np.exp),
+        ("tanh", np.tanh),
+        ("sinh", np.sinh),
+        ("atan", np.arctan),
+        ("asinh", np.arcsinh),
+        ("sigmoid", t64("sigmoid")),
+        ("silu", t64("silu")),
+        ("softplus", t64("softplus")),
+        ("gelu", t64("gelu", approximate="tanh")),
+        ("mish", t64("mish")),
+        ("cos", np.cos),
+    ):
+        got = evaluate(getattr(t, name)())
+        assert got.dtype.name == kind
+        np.testing.assert_allclose(
+            got.astype(np.float64), want(exact), rtol=step * 0.51 + 3e-6, atol=1e-6, err_msg=name
+        )
+
+
 @pytest.mark.parametrize("name", ["hardswish", "quick_gelu"])
 def test_activations_by_formula(name: str) -> None:
     x = np.array([-4.0, -3.0, -1.0, 0.0, 0.5, 3.0, 9.0])

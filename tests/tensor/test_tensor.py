@@ -61,8 +61,14 @@ def test_lists() -> None:
             Tensor(ragged)
     with pytest.raises(DTypeError, match="uint8 holds"):
         Tensor([300], dtype="uint8")
-    with pytest.raises(DTypeError):
-        Tensor(["text"])
+    for bad in (["text"], [1, "text"], [None], [1j]):
+        for wanted in (None, "float32", "int32"):
+            with pytest.raises(DTypeError):
+                Tensor(bad, dtype=wanted)
+    with pytest.raises(DTypeError, match="no integer"):
+        Tensor([math.nan], dtype="int32")
+    assert Tensor([True, 2, 3]).dtype is dtypes.int32 and Tensor([1, 2**33]).dtype is dtypes.int64
+    assert Tensor([False, 1.5]).tolist() == [0.0, 1.5] and Tensor([-1, 2**63 - 1]).dtype is dtypes.int64
     with pytest.raises(ArgumentError):
         Tensor("text")
     with pytest.raises(ArgumentError):
@@ -180,6 +186,35 @@ def test_data_out() -> None:
     ):
         with pytest.raises(error):
             bad()
+
+
+def test_narrow_floats_compute() -> None:
+    rng = np.random.default_rng(5)
+    for name, kind in (
+        ("bfloat16", ml_dtypes.bfloat16),
+        ("fp8e4m3", ml_dtypes.float8_e4m3fn),
+        ("fp8e5m2", ml_dtypes.float8_e5m2),
+    ):
+        a, b = (rng.standard_normal(40) * 2).astype(kind), (rng.standard_normal(40) + 3).astype(kind)
+        wide_a, wide_b = a.astype(np.float32), b.astype(np.float32)
+        for got, want in (
+            (Tensor(a) + Tensor(b), wide_a + wide_b),
+            (Tensor(a) * Tensor(b), wide_a * wide_b),
+            (Tensor(a) / Tensor(b), wide_a / wide_b),
+            (Tensor(a).maximum(Tensor(b)), np.maximum(wide_a, wide_b)),
+            (Tensor(a).relu(), np.maximum(wide_a, 0)),
+            (-Tensor(a), -wide_a),
+        ):
+            result = evaluate(got)
+            assert result.dtype == kind, name
+            np.testing.assert_array_equal(result.astype(np.float32), want.astype(kind).astype(np.float32))
+        np.testing.assert_array_equal(evaluate(Tensor(a) < Tensor(b)), wide_a < wide_b)
+        np.testing.assert_allclose(
+            evaluate(Tensor(a).sum()).astype(np.float32),
+            wide_a.sum().astype(kind).astype(np.float32),
+            rtol=0.07,
+        )
+        np.testing.assert_allclose(evaluate(Tensor(a).exp()).astype(np.float32), np.exp(wide_a), rtol=0.2)
 
 
 def test_repr() -> None:

@@ -8,8 +8,10 @@ DTypeError, except in comparisons.
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any, Self, TypeAlias
+from collections.abc import Callable
+from typing import Any, Self, TypeAlias, TypeVar, cast
 
 from whit.helpers import ArgumentError, DTypeError
 from whit.tensor.base import TensorBase, check_devices, scalar_shape
@@ -46,6 +48,23 @@ _ATAN_DOUBLE = [
     0.03796524453835579,
     -0.017805382891899698,
 ]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _in_single(function: F) -> F:
+    """A function made of several operations: floats narrower than float32 compute in float32 and are rounded
+    once, at the end."""
+
+    @functools.wraps(function)
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        dtype = self.uop.dtype
+        if dtype.kind == "f" and dtype.bitsize < 32:
+            return function(self.cast(dtypes.float32), *args, **options).cast(dtype)
+        return function(self, *args, **options)
+
+    return cast(F, call)
 
 
 class ElementwiseMixin(TensorBase):
@@ -348,7 +367,11 @@ class ElementwiseMixin(TensorBase):
     def logaddexp(self, other: Any) -> Self:
         """log(exp(x) + exp(y)) without overflow."""
         a, b = self._operands(other, "logaddexp")
-        x, y = self._wrap(a)._float(), self._wrap(b)._float()
+        return self._wrap(a)._logaddexp(self._wrap(b))
+
+    @_in_single
+    def _logaddexp(self, other: Self) -> Self:
+        x, y = self._float(), other.cast(self._float().uop.dtype)
         gap = (x.eq(y) & x.isinf()).where(0, x - y)  # inf - inf would be NaN
         sign, size = gap._split_sign()
         return (sign < 0).where(y, x) + (-size).exp().log1p()
@@ -607,6 +630,7 @@ class ElementwiseMixin(TensorBase):
         """
         return self._function(Ops.SQRT)
 
+    @_in_single
     def rsqrt(self) -> Self:
         return self.sqrt().reciprocal()
 
@@ -616,12 +640,15 @@ class ElementwiseMixin(TensorBase):
     def log2(self) -> Self:
         return self._function(Ops.LOG2)
 
+    @_in_single
     def exp(self) -> Self:
         return (self._float() * (1 / math.log(2)))._function(Ops.EXP2)
 
+    @_in_single
     def log(self) -> Self:
         return self.log2() * math.log(2)
 
+    @_in_single
     def log10(self) -> Self:
         return self.log2() * math.log10(2)
 
@@ -631,18 +658,22 @@ class ElementwiseMixin(TensorBase):
     def erf(self) -> Self:
         return self._function(Ops.ERF)
 
+    @_in_single
     def erfc(self) -> Self:
         return 1 - self.erf()
 
+    @_in_single
     def cos(self) -> Self:
         """Cosine of radians, as 1 - 2 sin(x/2)**2: halving is exact, so large arguments lose nothing."""
         half = (self._float() * 0.5).sin()
         return 1 - half * half * 2
 
+    @_in_single
     def tan(self) -> Self:
         """Tangent of radians: sin / cos."""
         return self.sin() / self.cos()
 
+    @_in_single
     def expm1(self) -> Self:
         """exp(x) - 1, accurate near zero (a series where |x| < 0.5)."""
         x = self._float()
@@ -652,6 +683,7 @@ class ElementwiseMixin(TensorBase):
         series = near._horner([1 / math.factorial(k) for k in range(1, terms)]) * near
         return small.where(series, small.where(0, x).exp() - 1)
 
+    @_in_single
     def log1p(self) -> Self:
         """log(1 + x), accurate near zero (W. Kahan's correction of the rounding of 1 + x)."""
         x = self._float()
@@ -674,6 +706,7 @@ class ElementwiseMixin(TensorBase):
         sign = (x < 0).where(self._wrap(UOp.const(-1, x.uop.dtype)), self._wrap(UOp.const(1, x.uop.dtype)))
         return sign, x * sign
 
+    @_in_single
     def sinh(self) -> Self:
         """Hyperbolic sine."""
         sign, x = self._split_sign()
@@ -684,12 +717,14 @@ class ElementwiseMixin(TensorBase):
         series = (near * near)._horner([1 / math.factorial(2 * k + 1) for k in range(10)]) * near
         return sign * small.where(series, big)
 
+    @_in_single
     def cosh(self) -> Self:
         """Hyperbolic cosine."""
         x = self._float().abs()
         half = (x * 0.5).exp()
         return half * 0.5 * half + (-x).exp() * 0.5
 
+    @_in_single
     def tanh(self) -> Self:
         """Hyperbolic tangent.
 
@@ -700,26 +735,30 @@ class ElementwiseMixin(TensorBase):
         e = (x * -2).expm1()
         return sign * -(e / (e + 2))
 
+    @_in_single
     def asinh(self) -> Self:
         """Inverse hyperbolic sine."""
         sign, x = self._split_sign()
-        big = x > (1e4 if x.uop.dtype.itemsize > 2 else 100)
+        big = x > 1e4
         a = big.where(1, x)
         near = (a * (a / ((a * a + 1).sqrt() + 1) + 1)).log1p()
         return sign * big.where(big.where(x, 1).log() + math.log(2), near)
 
+    @_in_single
     def acosh(self) -> Self:
         """Inverse hyperbolic cosine; NaN below 1."""
         x = self._float()
-        big = x > (1e4 if x.uop.dtype.itemsize > 2 else 100)
+        big = x > 1e4
         t = big.where(1, x) - 1
         return big.where(big.where(x, 1).log() + math.log(2), (t + t.sqrt() * (t + 2).sqrt()).log1p())
 
+    @_in_single
     def atanh(self) -> Self:
         """Inverse hyperbolic tangent; NaN beyond ±1."""
         sign, x = self._split_sign()
         return sign * (x * 2 / (1 - x)).log1p() * 0.5
 
+    @_in_single
     def atan(self) -> Self:
         """Arc tangent: two reductions of the argument, then a polynomial."""
         sign, x = self._split_sign()
@@ -731,16 +770,19 @@ class ElementwiseMixin(TensorBase):
         angle = shifted.where(small + math.pi / 4, small)
         return sign * inverted.where(math.pi / 2 - angle, angle)
 
+    @_in_single
     def asin(self) -> Self:
         """Arc sine; NaN beyond ±1."""
         x = self._float()
         return (x / ((1 - x) * (x + 1)).sqrt()).atan()
 
+    @_in_single
     def acos(self) -> Self:
         """Arc cosine; NaN beyond ±1."""
         x = self._float()
         return ((1 - x) / (x + 1)).sqrt().atan() * 2
 
+    @_in_single
     def sinc(self) -> Self:
         """sin(pi x) / (pi x), 1 at zero."""
         x = self._float() * math.pi
@@ -763,16 +805,19 @@ class ElementwiseMixin(TensorBase):
     def hardtanh(self, min_val: Float = -1, max_val: Float = 1) -> Self:
         return self.clip(min_val, max_val)
 
+    @_in_single
     def sigmoid(self) -> Self:
         """1 / (1 + exp(-x)); the exponential never overflows, so that the gradient is finite everywhere."""
         sign, size = self._split_sign()
         e = (size * (-1 / math.log(2))).exp2()
         return (sign < 0).where(e, 1) * (e + 1).reciprocal()
 
+    @_in_single
     def hardsigmoid(self, alpha: Float = 1 / 6, beta: Float = 0.5) -> Self:
         """alpha * x + beta, limited to [0, 1]."""
         return (self._float() * alpha + beta).clip(0, 1)
 
+    @_in_single
     def silu(self) -> Self:
         """x * sigmoid(x)."""
         x = self._float()
@@ -781,19 +826,23 @@ class ElementwiseMixin(TensorBase):
     def swish(self) -> Self:
         return self.silu()
 
+    @_in_single
     def hardswish(self) -> Self:
         return self * (self._float() + 3).relu6() * (1 / 6)
 
+    @_in_single
     def elu(self, alpha: Float = 1.0) -> Self:
         """x above zero, else alpha * (exp(x) - 1)."""
         x = self._float()
         return (x > 0).where(x, (x > 0).where(0, x).expm1() * alpha)
 
+    @_in_single
     def celu(self, alpha: Float = 1.0) -> Self:
         """x above zero, else alpha * (exp(x / alpha) - 1)."""
         x = self._float()
         return (x > 0).where(x, ((x > 0).where(0, x) / alpha).expm1() * alpha)
 
+    @_in_single
     def selu(self, alpha: Float = 1.6732632423543772, gamma: Float = 1.0507009873554805) -> Self:
         """gamma * elu(x, alpha)."""
         return self.elu(alpha) * gamma
@@ -802,6 +851,7 @@ class ElementwiseMixin(TensorBase):
         """x above zero, else neg_slope * x."""
         return (self > 0).where(self, self * neg_slope)
 
+    @_in_single
     def gelu(self, approximate: str = "tanh") -> Self:
         """x * P(N(0, 1) <= x). "tanh" (default, as tinygrad and GPT-2) is within 1e-3 of the exact "none"
         (erf)."""
@@ -817,23 +867,28 @@ class ElementwiseMixin(TensorBase):
         # 0.5 (1 + tanh z) is sigmoid(2 z)
         return x * ((x + x * x * x * 0.044715) * (2 * math.sqrt(2 / math.pi))).sigmoid()
 
+    @_in_single
     def quick_gelu(self) -> Self:
         """x * sigmoid(1.702 x)."""
         x = self._float()
         return x * (x * 1.702).sigmoid()
 
+    @_in_single
     def softplus(self, beta: Float = 1.0) -> Self:
         """log(1 + exp(beta x)) / beta without overflow."""
         x = self._float() * beta if beta != 1 else self._float()
         y = x.logaddexp(0.0)
         return y / beta if beta != 1 else y
 
+    @_in_single
     def logsigmoid(self) -> Self:
         return -(-self._float()).softplus()
 
+    @_in_single
     def softsign(self) -> Self:
         return self._float() / (self._float().abs() + 1)
 
+    @_in_single
     def mish(self) -> Self:
         """x * tanh(softplus(x))."""
         x = self._float()

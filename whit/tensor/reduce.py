@@ -215,7 +215,11 @@ class ReduceMixin(MovementMixin):
 
     def logsumexp(self, axis: Axis = None, keepdim: Bool = False) -> Self:
         """log(sum(exp(x))) without overflow; -inf over empty axes."""
-        x = self._float()
+        have = float_of(self.uop.dtype)
+        return self.cast(accumulator(have))._logsumexp(axis, keepdim).cast(have)
+
+    def _logsumexp(self, axis: Axis, keepdim: Bool) -> Self:
+        x = self
         if any(isinstance(x.shape[a], int) and x.shape[a] == 0 for a in x._axes(axis, "logsumexp")):
             return x.exp().sum(axis, keepdim).log()
         top = x._wrap(x.max(axis, keepdim=True).uop.detach())
@@ -247,20 +251,21 @@ class ReduceMixin(MovementMixin):
 
     def logcumsumexp(self, axis: int = 0) -> Self:
         """Running log(sum(exp(x))) along `axis`: each prefix is measured from its own maximum."""
-        x = self._float()
+        have = float_of(self.uop.dtype)
+        x = self.cast(accumulator(have))
         if not x.ndim:
-            return x
+            return x.cast(have)
         at = x._axis(axis, "logcumsumexp")
         rows = x.transpose(at, -1)
         n = rows.shape[-1]
         if not n:
-            return x
+            return x.cast(have)
         top = rows._running(Ops.MAX)
         top = self._wrap(top.isfinite().where(top, 0).uop.detach())  # (..., n)
         shifted = rows.unsqueeze(-2) - top.unsqueeze(-1)  # (..., prefix, element)
         inside = _lower(n)
         total = self._wrap(inside).where(shifted.exp(), 0).sum(-1)
-        return (total.log() + top).transpose(at, -1)
+        return (total.log() + top).transpose(at, -1).cast(have)
 
     def _cumulative(self, op: Op, axis: int, what: str) -> Self:
         have = self.uop.dtype

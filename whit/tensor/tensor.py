@@ -489,17 +489,26 @@ def _node_of_list(data: Sequence[Any], dtype: DType | None, device: str | None) 
                 fix="give every row the same length",
             )
         flat = [item for row in flat for item in row]
-    if any(hasattr(item, "__array__") or isinstance(item, UOp) for item in flat):
+    kinds = set(map(type, flat))
+    if any(kind is UOp or hasattr(kind, "__array__") for kind in kinds):
         stacked = Tensor.stack(*[Tensor(item) for item in flat]).reshape(*shape, *Tensor(flat[0]).shape)
         return move(stacked.uop, device)
-    if any(isinstance(item, (list, tuple)) for item in flat):
+    if list in kinds or tuple in kinds:
         raise ShapeError(
             "Tensor of nested lists",
             because="some rows are scalars and some are lists",
             fix="give every row the same depth",
         )
-    chosen = dtype if dtype is not None else dtypes.from_py(flat)
+    natural = _dtype_of_scalars(flat, kinds)
+    chosen = natural if dtype is None else dtype
     return buffer_of(memoryview(pack(flat, chosen)), tuple(shape), chosen, device)
+
+
+def _dtype_of_scalars(values: list[Any], kinds: set[type]) -> DType:
+    """The dtype that holds all of them; the kinds of long lists are few."""
+    if kinds <= {int, bool} and int in kinds:
+        return dtypes.from_py([int(min(values)), int(max(values))])
+    return dtypes.from_py([next(value for value in values if type(value) is kind) for kind in kinds])
 
 
 def pack(values: Sequence[Any], dtype: DType) -> bytes:
@@ -523,7 +532,12 @@ def pack(values: Sequence[Any], dtype: DType) -> bytes:
 
 
 def _fitting(value: Any, dtype: DType) -> int:
-    number = int(value)
+    try:
+        number = int(value)
+    except (ValueError, OverflowError):
+        raise DTypeError(
+            f"Tensor({value}, dtype={dtype})", because="it is no integer", fix="choose a float dtype"
+        ) from None
     if not dtype.min <= number <= dtype.max:
         raise DTypeError(
             f"Tensor({value}, dtype={dtype})",
