@@ -181,12 +181,11 @@ def environment(name: str, default: str = "") -> str:
 # ---- disk cache --------------------------------------------------------------------------------------------
 
 
-def cache_dir() -> Path:
+def cache_dir() -> str:
     """The folder of the disk cache (not created)."""
-    from pathlib import Path
     if CACHE_DIR.value:
-        return Path(CACHE_DIR.value)
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "whit"
+        return CACHE_DIR.value
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "whit")
 
 
 _cache_broken = False
@@ -198,7 +197,8 @@ def cache_get(table: str, key: str) -> bytes | None:
     if not CACHE:
         return None
     try:
-        data = (cache_dir() / table / key).read_bytes()
+        with open(os.path.join(cache_dir(), table, key), "rb") as file:
+            data = file.read()
     except OSError:
         return None
     body, digest = data[:-16], data[-16:]
@@ -212,20 +212,20 @@ def cache_put(table: str, key: str, body: bytes) -> None:
     global _cache_broken
     if not CACHE or _cache_broken:
         return
-    folder = cache_dir() / table
+    folder = os.path.join(cache_dir(), table)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / key, body + blake2b(body, digest_size=16).digest())
+        os.makedirs(folder, exist_ok=True)
+        write_atomic(os.path.join(folder, key), body + blake2b(body, digest_size=16).digest())
     except OSError as error:
         _cache_broken = True
         warnings.warn(f"disk cache: cannot write {folder}: {error}. Kernels are compiled anew in each "
                       "process; set WHIT_CACHE to a folder that can be written, or CACHE=0", stacklevel=2)
 
 
-def write_atomic(path: Path, body: bytes) -> None:
+def write_atomic(path: str | Path, body: bytes) -> None:
     """Write a file so that it is either the old one or the whole new one; on failure nothing remains of the
     new."""
-    temporary = path.parent / f".tmp-{os.getpid()}-{os.urandom(8).hex()}"
+    temporary = os.path.join(os.path.dirname(path), f".tmp-{os.getpid()}-{os.urandom(8).hex()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -3,11 +3,11 @@ neither codegen nor a compiler."""
 
 from __future__ import annotations
 
-import json
+import os
 import time
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
+from struct import Struct
 from typing import Any, NamedTuple
 
 from whit.engine.counters import Work
@@ -25,6 +25,9 @@ class Kernel(NamedTuple):
     program: Program
     work: Work
 
+
+# of a cache entry: flops, bytes, tasks, global and local sizes, length of the name; name and binary follow
+HEADER = Struct("<2Q7QI")
 
 _kernels: dict[tuple[UOp, str, int, int], Kernel] = {}
 compile_seconds: list[float] = [0.0]
@@ -49,18 +52,18 @@ def clear() -> None:
 @lru_cache(None)
 def _version() -> str:
     """Changes when any source file that kernels depend on changes, so that no stale kernel is ever loaded."""
-    root = Path(__file__).parent.parent
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     digest = blake2b(digest_size=8)
     for room in ("uop", "codegen", "renderer", "runtime"):
-        for file in sorted((root / room).glob("*.py")):
-            stat = file.stat()
-            digest.update(f"{file.name}:{stat.st_size}:{stat.st_mtime_ns};".encode())
+        with os.scandir(os.path.join(root, room)) as entries:
+            for name, stat in sorted([(e.name, e.stat()) for e in entries if e.name.endswith(".py")]):
+                digest.update(f"{name}:{stat.st_size}:{stat.st_mtime_ns};".encode())
     return digest.hexdigest()
 
 
 def cache_key(ast: UOp, device: Device) -> str:
     """Name of a kernel's entry in the disk cache: the IR, the machine, the settings and whit's own code."""
-    text = f"{device.target.key}|{device.name}|{BEAM.value}|{NOOPT.value}|{_version()}"
+    text = f"{HEADER.format}|{device.target.key}|{device.name}|{BEAM.value}|{NOOPT.value}|{_version()}"
     return blake2b(ast.key + text.encode(), digest_size=20).hexdigest()
 
 
@@ -70,13 +73,11 @@ def _load_or_compile(ast: UOp, device: Device) -> Kernel:
     if entry is None:
         entry = _compile(ast, device)
         cache_put("kernels", key, entry)
-    size = int.from_bytes(entry[:4], "little")
-    header: dict[str, Any] = json.loads(entry[4 : 4 + size])
-    launch = Launch(header["tasks"], tuple(header["global"]), tuple(header["local"]))
-    program = device.load(entry[4 + size :], header["name"], launch)
-    return Kernel(
-        ast, device.name, program, Work(header["name"], device.name, header["flops"], header["bytes"])
-    )
+    flops, nbytes, tasks, *sizes, length = HEADER.unpack_from(entry)
+    name = entry[HEADER.size : HEADER.size + length].decode()
+    launch = Launch(tasks, tuple(sizes[:3]), tuple(sizes[3:]))
+    program = device.load(entry[HEADER.size + length :], name, launch)
+    return Kernel(ast, device.name, program, Work(name, device.name, flops, nbytes))
 
 
 def _compile(ast: UOp, device: Device, opts: Sequence[Any] | None = None) -> bytes:
@@ -100,17 +101,9 @@ def _compile(ast: UOp, device: Device, opts: Sequence[Any] | None = None) -> byt
         binary = device.compile(source, made.name)
     if DEBUG.value >= 7:
         log(7, device.disassemble(binary))
-    header = json.dumps(
-        {
-            "name": made.name,
-            "tasks": made.tasks,
-            "global": made.global_size,
-            "local": made.local_size,
-            "flops": _at_most(made.flops),
-            "bytes": _at_most(made.bytes),
-        }
-    ).encode()
-    return len(header).to_bytes(4, "little") + header + binary
+    name = made.name.encode()
+    sizes = (made.tasks, *made.global_size, *made.local_size)
+    return HEADER.pack(_at_most(made.flops), _at_most(made.bytes), *sizes, len(name)) + name + binary
 
 
 def _at_most(size: Any) -> int:

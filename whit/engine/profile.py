@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whit.engine.counters import Work
 from whit.helpers import PROFILE, environment, log, write_atomic
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _events: list[dict[str, Any]] = []
 _start = time.perf_counter()
@@ -66,6 +67,9 @@ def _add(name: str, track: str, seconds: float, extra: dict[str, Any]) -> None:
 
 def write(path: str | None = None) -> Path:
     """Write the trace (default: $WHIT_TRACE or whit_trace.json in the working folder)."""
+    import json
+    from pathlib import Path
+
     target = Path(path or environment("WHIT_TRACE", "whit_trace.json"))
     write_atomic(target.absolute(), json.dumps({"traceEvents": _events, "displayTimeUnit": "ns"}).encode())
     log(1, f"profile: {len(_events)} events in {target}")

@@ -147,7 +147,7 @@ def _load(source: Source, path: str | Path | None, download: bool, usual: list[P
                 fix="it must contain " + ", ".join(IDX_FILES) + " (or these with .gz)",
             )
         return found
-    cached = cache_dir() / "datasets" / source.name
+    cached = Path(cache_dir()) / "datasets" / source.name
     tried = [*([Path(DATA.value) / source.name] if DATA.value else []), *usual, cached]
     for folder in tried:
         found = _read_folder(folder)

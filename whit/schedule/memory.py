@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-
 from typing import NamedTuple
 
 from whit.helpers import round_up

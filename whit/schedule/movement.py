@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from typing import NamedTuple
 
 from whit.helpers import all_int, prod, strides_of
