@@ -366,6 +366,10 @@ def expression(op: Op, dtype: DType, before: Sequence[DType], operands: Sequence
         return f"{operands[0]} {'|' if op in (Ops.ADD, Ops.MAX) else '&'} {operands[1]}", True
     if op in _INFIX:
         return f"{operands[0]} {_INFIX[op]} {operands[1]}", op in COMPARE or op in (Ops.AND, Ops.OR, Ops.XOR)
+    if op is Ops.MAX or op is Ops.MIN:
+        x, y = operands
+        nan = f" or {x} != {x}" if dtype.is_float else ""
+        return f"{x} if {x} {'>' if op is Ops.MAX else '<'} {y}{nan} else {y}", True
     if op is Ops.WHERE:
         return f"{operands[1]} if {operands[0]} else {operands[2]}", True
     if op is Ops.NEG:
@@ -381,7 +385,7 @@ def expression(op: Op, dtype: DType, before: Sequence[DType], operands: Sequence
         return f"bitcast({operands[0]}, D_{before[0].name}, D_{dtype.name})", True
     if op is Ops.MULACC:
         return f"multiply_add({', '.join(operands)}, D_{dtype.name})", True
-    return f"O_{op.name}({', '.join(operands)})", op in (Ops.MAX, Ops.MIN, Ops.TRUNC, Ops.FLOOR, Ops.THREEFRY)
+    return f"O_{op.name}({', '.join(operands)})", op in (Ops.TRUNC, Ops.FLOOR, Ops.THREEFRY)
 
 
 @lru_cache(None)
