@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from whit.autograd.gradient import gradient
 from whit.codegen.linearize import linearize
 from whit.codegen.lower import _PREPARE, lower_passes, prepare
 from whit.codegen.opts import apply, parse_opts
@@ -46,10 +47,18 @@ WITH_GROUPS = Target(key="golden groups", language="python", threads=1, has_loca
                      native=frozenset(ALU) - DECOMPOSED)
 
 
+def _gradient(root: UOp, text: str) -> UOp:
+    """Of the first source, a scalar, with respect to the others."""
+    output, *inputs = root.src
+    found = gradient([output], inputs, [output.const_like(1.0)])
+    return UOp.sink(*[g for g in found if g is not None])
+
+
 # name -> (pass, spec level of its input, of its result)
 PASSES: dict[str, tuple[Callable[[UOp, str], UOp], str, str]] = {
     "simplify": (lambda u, _: simplify(u), "", ""),
     "simplify values": (lambda u, _: simplify_values(u), "", ""),
+    "gradient": (_gradient, "tensor", "tensor"),
     "schedule": (lambda u, _: schedule(list(u.src))[0].linear, "tensor", "schedule"),
     "flatten reductions": (lambda u, _: flatten_reductions(u), "kernel", "kernel"),
     "prepare": (lambda u, _: prepare(u), "kernel", "kernel"),

@@ -300,7 +300,7 @@ class PatternMatcher:
             key = (node.op, count)
         matchers = self._table.get(key)
         if matchers is None:
-            matchers = self._candidates(node, key if count < 4 else (node.op, count))
+            matchers = self._candidates(node, key)
         for _, matcher in matchers:
             result = matcher(node, ctx)
             if result is not None and result is not node:
