@@ -10,12 +10,12 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(BIN)/python pyproject.toml
-	$(PIP) --config-settings editable_mode=compat -e '.[examples]'
+	$(PIP) -e '.[examples]'
 	touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml
 	$(PIP) torch==2.13.0
-	$(PIP) --config-settings editable_mode=compat -e '.[dev,examples]'
+	$(PIP) -e '.[dev,examples]'
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.dev

@@ -144,7 +144,8 @@ class _Lowering:
         return memo[node, place]
 
     def in_memory(self, node: UOp) -> bool:
-        if node.op is Ops.CONST:  # also where one is an output: it costs no read, and may lie on another device
+        # also where one is an output: it costs no read, and may lie on another device
+        if node.op is Ops.CONST:
             return False
         return node.op in (Ops.BUFFER, Ops.AFTER) or (
             node in self.fusion.homes and node is not self.home.node

@@ -72,8 +72,8 @@ def _same_loops(a: Kernel, b: Kernel) -> bool:
 
 
 def _is_light(kernel: Kernel) -> bool:
-    """No contraction inside: every read below a REDUCE depends on all the output loops that the REDUCE depends
-    on, so nothing is read again and again, and a register tile would gain nothing."""
+    """No contraction inside: every read below a REDUCE depends on all the output loops that the REDUCE
+    depends on, so nothing is read again and again, and a register tile would gain nothing."""
     for _, _, value, _ in kernel.stores:
         for node in value.toposort():
             if node.op is Ops.REDUCE and node.ranges:
