@@ -214,6 +214,9 @@ def test_attention() -> None:
           F.scaled_dot_product_attention(qt, kt, vt, torch.from_numpy(bias)))
     close(q.scaled_dot_product_attention(k[:, :2], v[:, :2], enable_gqa=True),
           F.scaled_dot_product_attention(qt, kt[:, :2], vt[:, :2], enable_gqa=True))
+    mask[2] = False
+    close(q.scaled_dot_product_attention(k, v, Tensor(mask)),
+          F.scaled_dot_product_attention(qt, kt, vt, torch.from_numpy(mask)))
     with pytest.raises(ArgumentError):
         q.scaled_dot_product_attention(k, v, Tensor(mask), is_causal=True)
     with pytest.raises(ShapeError):

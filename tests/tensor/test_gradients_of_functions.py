@@ -50,6 +50,9 @@ def test_convolutions(data: Any) -> None:
           values(2, groups * c, *size), values(groups * r, c, *kernel), values(groups * r))
 
 
+SEEN = np.array([[1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0], [0, 1, 0, 1]], bool)
+
+
 @pytest.mark.parametrize("mine, torchs, arrays", [
     (lambda x, w: x.conv_transpose2d(w, stride=2, padding=1), lambda x,
      w: F.conv_transpose2d(x, w, stride=2, padding=1),
@@ -65,6 +68,9 @@ def test_convolutions(data: Any) -> None:
     (lambda x: x.normalize(), lambda x: F.normalize(x), (values(3, 5),)),
     (lambda q, k, v: q.scaled_dot_product_attention(k, v, is_causal=True),
      lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+     (values(2, 4, 3), values(2, 4, 3), values(2, 4, 5))),
+    (lambda q, k, v: q.scaled_dot_product_attention(k, v, Tensor(SEEN)),
+     lambda q, k, v: F.scaled_dot_product_attention(q, k, v, torch.from_numpy(SEEN)),
      (values(2, 4, 3), values(2, 4, 3), values(2, 4, 5))),
     (lambda a, b: a @ b, lambda a, b: a @ b, (values(2, 1, 3, 4), values(5, 4, 2))),
     (lambda a, b: a @ b, lambda a, b: a @ b, (values(4), values(5, 4, 2))),

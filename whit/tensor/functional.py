@@ -378,7 +378,7 @@ class FunctionalMixin(LinalgMixin):
         Shapes: q (…, h, l, d), k (…, h, s, d), v (…, h, s, e) -> (…, h, l, e). scale: 1 / sqrt(d) unless
         given. attn_mask: bool (True takes part) or a float that is added, broadcast to (…, h, l, s).
         is_causal: position i sees 0 … i. enable_gqa: k and v may have a divisor of h heads, each shared by a
-        group of queries.
+        group of queries. A query that sees nothing gives zeros.
         """
         key, value = self._of(key), self._of(value)
         if enable_gqa:
@@ -398,8 +398,16 @@ class FunctionalMixin(LinalgMixin):
         elif attn_mask is not None:
             mask = self._of(attn_mask)
             scores = mask.where(scores, -math.inf) if mask.dtype.is_bool else scores + mask
-        weights = scores.softmax(-1).cast(common).dropout(dropout_p)
-        return weights.matmul(value)
+        weights = scores.softmax(-1) if attn_mask is None else scores._softmax_or_zero()
+        return weights.cast(common).dropout(dropout_p).matmul(value)
+
+    def _softmax_or_zero(self) -> Self:
+        """softmax over the last axis of a wide float; zeros where a row is -inf throughout, as nothing is
+        seen there."""
+        axes = (self.ndim - 1,)
+        peak = self._wrap(_keep(self.uop, self.uop.reduce(Ops.MAX, axes), axes).detach())
+        e = (self - peak.ne(-math.inf).where(peak, 0.0)).exp()
+        return e * self._wrap(_sum_keep(e.uop, axes)).maximum(2.0 ** -126).reciprocal()
 
     def _known_size(self, axis: int) -> int:
         size = self.shape[axis]
