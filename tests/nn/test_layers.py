@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from whit import Tensor, nn
-from whit.helpers import ArgumentError, Context, ShapeError
+from whit.helpers import ArgumentError, Context, DTypeError, ShapeError
 from whit.nn.state import get_parameters, get_state_dict
 
 Case = tuple[Callable[[], Any], Callable[[], torch.nn.Module], tuple[int, ...]]
@@ -285,3 +285,27 @@ def test_wrong_shapes_are_refused_by_the_layer(call: Callable[[], Any]) -> None:
 def test_batch_norm_of_one_value() -> None:
     with Context(TRAINING=1), pytest.raises(ShapeError, match="variance is not defined"):
         nn.BatchNorm(3)(Tensor.ones(1, 3))
+
+
+def test_empty_batches() -> None:
+    for layer, shape in (
+        (nn.Linear(5, 3), (0, 5)),
+        (nn.Conv2d(3, 4, 3), (0, 3, 8, 8)),
+        (nn.LayerNorm(4), (0, 4)),
+        (nn.BatchNorm(4), (0, 4, 2)),
+        (nn.GroupNorm(2, 4), (0, 4, 3)),
+    ):
+        assert layer(Tensor(np.zeros(shape, np.float32))).numpy().shape[0] == 0
+
+
+def test_wrong_types_are_refused() -> None:
+    for layer in (nn.Linear(2, 3), nn.LayerNorm(2), nn.BatchNorm(2)):
+        with pytest.raises(ArgumentError, match="layers take tensors"):
+            layer([[1.0, 2.0]])
+    for layer in (nn.LayerNorm(2), nn.BatchNorm(2), nn.RMSNorm(2), nn.GroupNorm(1, 2)):
+        with pytest.raises(DTypeError, match="rounded to integers"):
+            layer(Tensor([[1, 2], [3, 4]]))
+    with pytest.raises(ArgumentError, match="layers take tensors"):
+        nn.Embedding(3, 2)([1, 2])
+    with pytest.raises(ArgumentError, match="layers take tensors"):
+        nn.Dropout()([1.0])

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from whit.helpers import TRAINING, ArgumentError, ShapeError, prod
+from whit.helpers import TRAINING, ArgumentError, DTypeError, ShapeError, prod
 from whit.tensor import Tensor
 from whit.tensor.tensor import buffer_of, pack
 from whit.uop import DType, dtypes
@@ -64,9 +64,17 @@ def _sizes(layer: str, value: Size, count: int) -> tuple[int, ...]:
     return sizes
 
 
+def _is_tensor(layer: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise ArgumentError(
+            f"{layer} of a {type(x).__name__}", because="layers take tensors", fix="wrap it: Tensor(x)"
+        )
+
+
 def _channels(layer: str, x: Tensor, count: int, axis: int) -> None:
     """The axis of features must be there and have the layer's size: the mistake is reported where it was
     made."""
+    _is_tensor(layer, x)
     if not -x.ndim <= axis < x.ndim or x.shape[axis] != count:
         raise ShapeError(
             f"{layer} of shape {show_shape(x.shape)}",
@@ -229,7 +237,13 @@ class ConvTranspose2d:
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Statistics of narrow floats are taken in float32."""
+    """Statistics of narrow floats are taken in float32; integers have no place for fractions."""
+    if not x.dtype.is_float:
+        raise DTypeError(
+            f"normalise a tensor of {x.dtype}",
+            because="the result would be rounded to integers",
+            fix="cast it to a float dtype first",
+        )
     return x.cast(dtypes.float32) if x.dtype.itemsize < 4 else x
 
 
@@ -345,6 +359,7 @@ class LayerNorm:
         self.bias = parameter(filled(self.normalized_shape, 0)) if elementwise_affine and bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
+        _is_tensor(type(self).__name__, x)
         if x.shape[-len(self.axes) :] != self.normalized_shape:
             raise ShapeError(
                 f"LayerNorm of shape {show_shape(x.shape)}",
@@ -411,7 +426,7 @@ class GroupNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         _channels(type(self).__name__, x, self.num_channels, 1)
-        grouped = x.reshape(x.shape[0], self.num_groups, -1)
+        grouped = x.reshape(x.shape[0], self.num_groups, prod(x.shape[1:]) // self.num_groups)
         return _affine(_normalize(grouped, (2,), self.eps).reshape(*x.shape), self.weight, self.bias, 1).cast(
             x.dtype
         )
@@ -436,7 +451,8 @@ class Embedding:
     """Rows of `weight` by number. Shapes: idx of integers (...) -> (..., embed_size); weight (vocab_size,
     embed_size).
 
-    Starts normal with deviation 1. A number outside of the vocabulary gives a row of zeros.
+    Starts normal with deviation 1. A negative number counts from the end; one outside of the
+    vocabulary gives a row of zeros.
 
     >>> Embedding(10, 4)(Tensor([[1, 2, 3]])).shape
     (1, 3, 4)
@@ -448,6 +464,7 @@ class Embedding:
         self.weight = parameter(Tensor.randn(vocab_size, embed_size))
 
     def __call__(self, idx: Tensor) -> Tensor:
+        _is_tensor("Embedding", idx)
         if not idx.dtype.is_int:
             raise ArgumentError(
                 f"Embedding of {idx.dtype}",
@@ -472,6 +489,7 @@ class Dropout:
         self.p = p
 
     def __call__(self, x: Tensor) -> Tensor:
+        _is_tensor("Dropout", x)
         return x.dropout(self.p)
 
 
