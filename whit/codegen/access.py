@@ -1,12 +1,14 @@
 """Tiles and addresses: which lanes and points a value has, and how an index expression looks at each of them.
 
-The tile of a value is the set of UPCAST and UNROLL ranges that it depends on. At most one of them is its
-vector axis, cut into pieces of `width` lanes; the others are unrolled. Points are numbered row-major over
-the ranges, pieces last.
+The tile of a value is the set of UPCAST and UNROLL ranges that it depends on. The first of the kernel's vector
+axes among them is its vector, cut into pieces of `width` lanes; the others are unrolled. Points are numbered
+row-major over the ranges, pieces last.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -18,20 +20,22 @@ Dims = tuple[UOp, ...]  # tile ranges of a value, the vector axis last
 
 
 class Tiles:
-    """The vector axes of a kernel, and the dimensions, points and projections that follow from them."""
+    """The vector axes of a kernel, best first, and the dimensions, points and projections that follow."""
 
     def __init__(self, width: dict[UOp, int]) -> None:
         self.width = width  # vector axis -> lanes of one piece
+        self._rank = {axis: n for n, axis in enumerate(width)}
         self._dims: dict[frozenset[UOp], Dims] = {}
         self._grid: dict[Dims, list[tuple[int, ...]]] = {(): [()]}
-        self._maps: dict[tuple[Dims, Dims], list[int]] = {}
+        self._maps: dict[tuple[Dims, Dims], tuple[list[int], list[int] | None]] = {}
 
     def dims(self, ranges: frozenset[UOp]) -> Dims:
-        """The tile ranges among `ranges` in the order of unrolling."""
+        """The tile ranges among `ranges` in the order of unrolling; the last is the vector if there is one."""
         found = self._dims.get(ranges)
         if found is None:
             tile = [r for r in ranges if r.arg.axis.is_tile]
-            tile.sort(key=lambda r: (r in self.width, -r.arg.axis, r.arg.uid))
+            vector = min([r for r in tile if r in self.width], key=self._rank.__getitem__, default=None)
+            tile.sort(key=lambda r: (r is vector, -r.arg.axis, r.arg.uid))
             found = self._dims[ranges] = tuple(tile)
         return found
 
@@ -39,36 +43,35 @@ class Tiles:
         """Lanes of one value with these dimensions."""
         return self.width.get(dims[-1], 1) if dims else 1
 
-    def pieces(self, r: UOp) -> int:
-        """Points along one range."""
-        size: int = r.src[0].arg
-        return size // self.width.get(r, 1)
-
     def grid(self, dims: Dims) -> list[tuple[int, ...]]:
         """For each point the value of each range (of the vector axis: of its first lane)."""
         found = self._grid.get(dims)
         if found is None:
-            step = self.width.get(dims[-1], 1)
-            last = [i * step for i in range(self.pieces(dims[-1]))]
-            found = self._grid[dims] = [(*head, i) for head in self.grid(dims[:-1]) for i in last]
+            steps = [1] * (len(dims) - 1) + [self.lanes(dims)]
+            sides = [range(0, r.src[0].arg, n) for r, n in zip(dims, steps, strict=True)]
+            found = self._grid[dims] = list(itertools.product(*sides))
         return found
 
     def points(self, dims: Dims) -> int:
         return len(self.grid(dims)) if dims else 1
 
-    def project(self, dims: Dims, part: Dims) -> list[int]:
-        """For each point of `dims` the number of the point of `part` (a subset of the ranges) that it
-        contains."""
+    def project(self, dims: Dims, part: Dims) -> tuple[list[int], list[int] | None]:
+        """For each point of `dims` the number of the point of `part` (a subset of the ranges) that contains
+        it; and which of its lanes, when the vector of `part` is unrolled in `dims`."""
         found = self._maps.get((dims, part))
         if found is None:
-            strides: list[tuple[int, int, int]] = []
-            step = 1
+            lanes = self.lanes(part)
+            parts: list[tuple[int, int, int]] = []
+            step, width = 1, lanes
             for r in reversed(part):
-                strides.append((dims.index(r), self.width.get(r, 1), step))
-                step *= self.pieces(r)
-            found = self._maps[(dims, part)] = [
-                sum([p[i] // w * s for i, w, s in strides]) for p in self.grid(dims)
-            ]
+                parts.append((dims.index(r), width, step))
+                step *= r.src[0].arg // width
+                width = 1
+            grid = self.grid(dims)
+            where = [sum([p[i] // w * s for i, w, s in parts]) for p in grid]
+            apart = lanes > 1 and part[-1] is not dims[-1]
+            lane = [p[parts[0][0]] % lanes for p in grid] if apart else None
+            found = self._maps[(dims, part)] = where, lane
         return found
 
 
@@ -100,52 +103,83 @@ class Address:
 
 
 def choose_vector_axes(order: Sequence[UOp], target: Target) -> dict[UOp, int]:
-    """Vector axis -> lanes of a piece: the axes that save the most instructions, counted over the tile and
-    more in deeper loops. Arithmetic and contiguous accesses shrink to one per piece; other accesses along
-    the axis become a scalar access and an insertion per lane. Two axes that meet in one value cannot both
-    be vectors."""
+    """Vector axis -> lanes of a piece, best first: each is the axis that saves most instructions among the
+    values that depend on none before it.
+
+    Instructions are counted over the tile, and more in deeper loops. Arithmetic and contiguous accesses shrink
+    to one per piece; other accesses along the axis become a scalar access and an insertion per lane, and a
+    vector that meets an axis before it is taken apart.
+    """
     size: dict[UOp, int] = {}
-    meet: set[frozenset[UOp]] = set()
-    work: list[tuple[UOp, list[UOp], float]] = []
+    work: list[_Work] = []
     for node in order:
         op = node.op
-        ranges = (
-            node.ranges
-            if op is not Ops.REDUCE
-            else node.ranges | frozenset(node.src[1:]) | node.src[0].ranges
-        )
-        tile = [r for r in ranges if r.arg.axis.is_tile]
+        ranges = node.ranges
+        if op is Ops.REDUCE:
+            ranges = ranges | frozenset(node.src[1:]) | node.src[0].ranges
+        tile = frozenset([r for r in ranges if r.arg.axis.is_tile])
         if not tile:
             continue
-        if len(tile) > 1:
-            meet.add(frozenset(tile))
         if node.dtype.kind in "iuf":
             for r in tile:
                 size[r] = max(size.get(r, 1), node.dtype.itemsize)
         if op in _MEMORY or op is Ops.REDUCE or (op.is_alu and node.dtype is not dtypes.index):
-            count = float(16 ** min(4, sum([r.arg.axis is AxisType.REDUCE for r in ranges])))
-            for r in tile:
-                count *= r.src[0].arg
-            work.append((node, tile, count))
+            count = 16.0 ** min(4, sum([r.arg.axis is AxisType.REDUCE for r in ranges]))
+            work.append(_Work(node, tile, count * math.prod([r.src[0].arg for r in tile])))
     width = {r: _piece(r.src[0].arg, max(1, target.vector_bytes // size[r])) for r in size}
-    gain: dict[UOp, float] = {r: 0.0 for r in size if width[r] > 1}
-    for node, tile, count in work:
+    left = {r for r in size if width[r] > 1}
+    chosen: dict[UOp, int] = {}
+    while left:
+        gain = dict.fromkeys(left, 0.0)
+        for item in work:
+            item.add_gains(gain, width, chosen)
+        best = min(left, key=lambda r: (-gain[r], r.arg.axis, -r.arg.uid))
+        if gain[best] <= 0:
+            break
+        chosen[best] = width[best]
+        left.remove(best)
+    return chosen
+
+
+@dataclass(slots=True)
+class _Work:
+    """A node that becomes instructions: `count` of them if all its tile were unrolled."""
+
+    node: UOp
+    tile: frozenset[UOp]
+    count: float
+
+    def add_gains(self, gain: dict[UOp, float], width: dict[UOp, int], chosen: dict[UOp, int]) -> None:
+        """Add what each axis would save here when the axes in `chosen` are vectors already."""
+        node, count = self.node, self.count
+        for first in chosen:
+            if first in self.tile:
+                return self._add_costs(gain, first)
         terms = linear_form(node.src[1])[0] if node.op in _MEMORY else None
-        for r in tile:
+        for r in self.tile:
             if r not in gain:
                 continue
-            lanes = width[r]
+            saved = count * (1 - 1 / width[r])
             if terms is None or abs(terms.get(r, 0)) == 1:
-                gain[r] += count * (1 - 1 / lanes)
+                gain[r] += saved
             elif terms.get(r) or any(r in t.ranges for t in terms):
                 gain[r] -= count
             else:  # only the mask depends on the axis
-                gain[r] += count * (1 - 1 / lanes) / 2
-    chosen: dict[UOp, int] = {}
-    for r in sorted(gain, key=lambda r: (-gain[r], r.arg.axis, -r.arg.uid)):
-        if gain[r] > 0 and not any(r in m and any(c in m for c in chosen) for m in meet):
-            chosen[r] = width[r]
-    return chosen
+                gain[r] += saved / 2
+
+    def _add_costs(self, gain: dict[UOp, float], first: UOp) -> None:
+        """The node is a vector along `first`: other vectors are taken apart for it, or put together from it."""
+        node, count = self.node, self.count
+        for s in node.src:
+            if s.dtype is not dtypes.index and first not in s.ranges:
+                for r in s.ranges:
+                    if r in gain:
+                        gain[r] -= 2 * count / first.src[0].arg
+        if node.op is Ops.REDUCE and first not in node.ranges:
+            outputs = math.prod([r.src[0].arg for r in node.ranges if r.arg.axis.is_tile])
+            for r in node.ranges:
+                if r in gain:
+                    gain[r] -= outputs
 
 
 _MEMORY = frozenset({Ops.INDEX, Ops.STORE})

@@ -316,9 +316,11 @@ class _Linearizer:
             factor = terms[term]
             part = self.tiles.dims(term.ranges)
             values = self.values[term]
-            wide = self.tiles.lanes(part) > 1
-            for address, at in zip(found, self.tiles.project(dims, part), strict=True):
-                (address.vectors if wide else address.scalars).append((values[at], factor))
+            places, lane = self.tiles.project(dims, part)
+            wide = self.tiles.lanes(part) > 1 and lane is None
+            for n, (address, at) in enumerate(zip(found, places, strict=True)):
+                value = values[at] if lane is None else self.lane(values[at], lane[n])
+                (address.vectors if wide else address.scalars).append((value, factor))
         return found
 
     def start(self, address: Address) -> UOp:
@@ -382,9 +384,14 @@ class _Linearizer:
         if not dims:
             return values
         part = self.tiles.dims(node.ranges)
-        if part is not dims and part != dims:
-            values = [values[at] for at in self.tiles.project(dims, part)]
-        if lanes > 1 and self.tiles.lanes(part) == 1:
+        if part is dims or part == dims:
+            return values
+        places, lane = self.tiles.project(dims, part)
+        if lane is None:
+            values = [values[at] for at in places]
+        else:
+            values = [self.lane(values[at], n) for at, n in zip(places, lane, strict=True)]
+        if lanes > 1 and (lane is not None or self.tiles.lanes(part) == 1):
             values = [self.broadcast(v, lanes) for v in values]
         return values
 
@@ -602,8 +609,13 @@ class _Fold:
         self.dims = tiles.dims(node.ranges | frozenset(unrolled) | value.ranges)
         self.lanes = tiles.lanes(self.dims)
         self.folds_lanes = self.lanes > 1 and self.dims[-1] in unrolled
-        self.to_out = tiles.project(self.dims, self.out)
-        outputs = tiles.points(self.out)
+        places, lane = tiles.project(self.dims, self.out)
+        # results that are a vector outside are put together from scalars: accumulators for each lane
+        self.joins = 1 if lane is None else tiles.lanes(self.out)
+        self.to_out = places if lane is None else [
+            p * self.joins + n for p, n in zip(places, lane, strict=True)
+        ]
+        outputs = tiles.points(self.out) * self.joins
         steps = tiles.points(self.dims) // outputs
         self.chains = 1
         while self.chains * 2 <= steps and steps % (self.chains * 2) == 0 and outputs * self.chains < CHAINS:
@@ -658,6 +670,10 @@ class _Fold:
             result.append(
                 lin.emit(Ops.FOLD, total.dtype.scalar, (total,), self.op) if self.folds_lanes else total
             )
+        if self.joins > 1:
+            wide, n = self.node.dtype.vec(self.joins), self.joins
+            starts = range(0, len(result), n)
+            result = [lin.emit(Ops.STACK, wide, tuple(result[at : at + n])) for at in starts]
         return result
 
     def _moves(self) -> bool:
