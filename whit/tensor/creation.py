@@ -3,7 +3,6 @@ memory."""
 
 from __future__ import annotations
 
-import ctypes
 import math
 from typing import Any, Self, TypeAlias
 
@@ -269,6 +268,8 @@ class CreationMixin(ReduceMixin):
     ) -> Self:
         """A tensor over memory at `address`, which must stay valid and unchanged while the tensor lives;
         `keep` is an object that owns it."""
+        import ctypes
+
         known = checked_shape(sizes((shape,)), "from_blob")
         want = to_dtype(dtype or dtypes.default_float)
         nbytes = prod(known) * want.itemsize

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import struct
-import threading
 import weakref
+from _thread import allocate_lock  # `import threading` costs as much as the rest of this module
 from typing import Any, Self, TypeAlias
 
 from whit.helpers import SEED, ArgumentError, DTypeError, ShapeError, prod
@@ -34,7 +34,7 @@ class _State:
     """The seed and how many counters of it are used up."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = allocate_lock()
         self.key: int | None = None
         self.counter = 0
 
