@@ -51,8 +51,10 @@ def walks_lines(k: Kernel, scope: Scope, access: Access) -> int | None:
 
 def _load_cycles(k: Kernel, access: Access, vector: int | None, lanes: int) -> float:
     """Cycles of one load. Vectors of a whole cache line are slow, and slower still when they straddle two."""
-    if vector is None or vector not in access.axes:
+    if vector is None:
         return 0.45
+    if vector not in access.axes:
+        return 1.0  # a scalar into all lanes
     if not access.is_cheap(vector):
         return GATHER * lanes * 0.5
     size = lanes * access.itemsize
@@ -113,7 +115,7 @@ def tile_cost(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int])
     excess = accumulators + live + 1 - 0.9 * k.target.vector_registers
     cycles = (
         max(loads, work, 4.0 * min(1.0, work / (0.5 * accumulators)))
-        + 0.15 * loads
+        + 0.2 * loads
         + 1.0
         + 2.0 * max(0.0, excess)
     )
@@ -140,8 +142,8 @@ class Sweep:
     """A choice of the innermost output loop and the cycles to bring all operands from beyond the first cache.
 
     axis: the loop to put innermost; None leaves the order as it is.
-    tiles: when not None, that loop is blocked: the innermost loop covers this many tiles, the rest goes around the
-    next loop outside, which then runs on a piece that stays in the second cache.
+    tiles: when not None, that loop is blocked: the innermost loop covers this many tiles, the rest goes
+    around the next loop outside, which then runs on a piece that stays in the second cache.
     """
 
     cycles: float
@@ -150,7 +152,7 @@ class Sweep:
 
 
 def best_sweep(k: Kernel, scope: Scope, tile: dict[int, int], axes: list[int]) -> Sweep:
-    """The cheapest way to nest the output loops `axes` around a tile, among small changes of the present order."""
+    """The cheapest way to nest the output loops around a tile, among small changes of the present order."""
     loops = [(a, ceildiv(k.original[a], tile.get(a, 1))) for a in axes]
     loops = [(a, count) for a, count in loops if count > 1]
     best = Sweep(memory_cycles(k, scope, tile, loops))
@@ -170,7 +172,7 @@ def _cycles(sweep: Sweep) -> float:
 
 
 def _block(k: Kernel, scope: Scope, tile: dict[int, int], axis: int, count: int) -> int:
-    """The most tiles along an axis whose operands fit half of the second cache; divides `count`. 1: no use."""
+    """The most tiles along an axis whose operands fit half of the second cache; divides `count`; 1: none."""
     for tiles in divisors(count)[-2:0:-1]:
         wide = {**tile, axis: tile.get(axis, 1) * tiles}
         if sum([_part(k, scope, x, wide) for x in _reads(scope) if axis in x.axes]) <= k.target.l2_bytes // 2:
@@ -192,38 +194,38 @@ def _part(k: Kernel, scope: Scope, access: Access, tile: dict[int, int]) -> int:
 def memory_cycles(k: Kernel, scope: Scope, tile: dict[int, int], loops: Loops) -> float:
     """Cycles to bring the operands of a reduction from beyond the first cache, over the whole kernel.
 
-    Going outwards from the tile, the operands of ever more loops fit a cache together. What fits is loaded once; each
-    step of a loop that does not fit any more loads again what moves with it, each step further out loads all.
+    Going outwards from the tile, the operands of ever more loops fit a cache together. What fits is loaded
+    once; each step of a loop that does not fit any more loads again what moves with it, each step further out
+    loads all.
     """
     reads = _reads(scope)
-    near = _traffic(k, scope, tile, loops, reads, 0.8 * k.target.l1_bytes)
-    return NEAR * near + (FAR - NEAR) * _traffic(k, scope, tile, loops, reads, 0.8 * k.target.l2_bytes)
+    near = _traffic(k, scope, tile, loops, reads, 0.9 * k.target.l1_bytes)
+    return NEAR * near + (FAR - NEAR) * _traffic(k, scope, tile, loops, reads, 0.9 * k.target.l2_bytes)
 
 
 def _traffic(
     k: Kernel, scope: Scope, tile: dict[int, int], loops: Loops, reads: list[Access], room: float
 ) -> float:
     """Bytes loaded into a cache of which `room` bytes can be used."""
-    covered = dict(tile)
-    parts = [_part(k, scope, x, covered) for x in reads]
-    outside = math.prod([count for _, count in loops])
-    moving: int | None = None
-    if sum(parts) <= room and all(
-        p <= _reach(x, scope, tile, room) for x, p in zip(reads, parts, strict=True)
-    ):
-        for axis, count in reversed(loops):
-            wide = {**covered, axis: covered.get(axis, 1) * count}
-            wider = [_part(k, scope, x, wide) for x in reads]
-            if sum(wider) > room:
-                moving = axis
-                break
-            covered, parts, outside = wide, wider, outside // count
-    total = 0.0
-    count = dict(reversed(loops)).get(moving, 1) if moving is not None else 1
+    parts = [_part(k, scope, x, tile) for x in reads]
+    steps = math.prod([count for _, count in loops])
+    anew = float(sum(parts) * steps)  # when nothing is left of a tile for the next
+    excess = sum(parts) / room - 1
+    if excess >= 1 or any(p > _reach(x, scope, tile, room) for x, p in zip(reads, parts, strict=True)):
+        return anew
+    covered, outside, moving, count = dict(tile), steps, -1, 1
+    for axis, count in reversed(loops):
+        wide = {**covered, axis: covered.get(axis, 1) * count}
+        wider = [_part(k, scope, x, wide) for x in reads]
+        if sum(wider) > room:
+            moving = axis
+            break
+        covered, parts, outside = wide, wider, outside // count
+    held = 0.0
     for access, part in zip(reads, parts, strict=True):
-        again = moving is None or (moving in access.axes and not _overlaps(scope, access, moving))
-        total += part * (outside if again else max(1, outside // count))
-    return total
+        again = moving < 0 or (moving in access.axes and not _overlaps(scope, access, moving))
+        held += part * (outside if again else max(1, outside // count))
+    return held if excess <= 0 else excess * anew + (1 - excess) * held
 
 
 def _overlaps(scope: Scope, access: Access, axis: int) -> bool:
@@ -252,5 +254,5 @@ def divisors(size: int) -> list[int]:
 def memory_cost(k: Kernel, scope: Scope, tile: dict[int, int]) -> float:
     """Estimated cycles per point to reach beyond the first cache, with the best order of loops."""
     return (
-        0.7 * best_sweep(k, scope, tile, scope.loops).cycles / math.prod([k.original[a] for a in scope.axes])
+        0.5 * best_sweep(k, scope, tile, scope.loops).cycles / math.prod([k.original[a] for a in scope.axes])
     )

@@ -213,6 +213,8 @@ def _reduce_steps(k: Kernel, scope: Scope, vector: int, tile: dict[int, int]) ->
 def unroll(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) -> None:
     """Unroll short reduce axes, innermost first, while the body of the loop stays small."""
     code = max(1.0, body(k, scope, vector, tile)[2])
+    outputs = math.prod([n for a, n in tile.items() if a in scope.loops and a != vector])
+    crowded = outputs * ceildiv(tile.get(vector or -1, 1), k.lanes) > 0.8 * k.target.vector_registers
     for axis in reversed([a for a in scope.reduces if a != vector]):
         present = k.table.axes.get(axis)
         if present is None or present.type is not AxisType.REDUCE or not isinstance(present.size, int):
@@ -221,8 +223,8 @@ def unroll(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) ->
             if k.apply(OptKind.UNROLL, axis, 0):
                 code *= present.size
         else:
-            step = next((n for n in (4, 2) if present.size % n == 0 and code * n <= MOST_CODE // 4), 1)
-            if step > 1:
+            step = next((n for n in (4, 2) if present.size % n == 0 and code * n <= MOST_CODE // 3), 1)
+            if step > 1 and not crowded:
                 k.apply(OptKind.UNROLL, axis, step)
             break
 
@@ -322,7 +324,7 @@ def choose(ast: UOp, target: Target) -> tuple[Opt, ...]:
 
 def small_reduction(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) -> None:
     """A reduction that is not the heaviest: its own vector, or a little unrolling."""
-    if vector is None or vector not in scope.reduces or k.table.axes[vector].type is not AxisType.REDUCE:
+    if vector is None or vector not in scope.reduces or any(a in tile for a in scope.reduces):
         present = {a: n for a, n in tile.items() if a in scope.axes}
         unroll(k, scope, vector if vector in present else None, present)
         return
