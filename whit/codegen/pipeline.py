@@ -11,7 +11,7 @@ from whit.codegen.linearize import linearize
 from whit.codegen.lower import lower_passes, prepare
 from whit.codegen.opts import Opt, apply
 from whit.codegen.target import Target
-from whit.helpers import NOOPT
+from whit.helpers import NOOPT, SPEC
 from whit.uop import Ops, Sint, UOp
 from whit.uop.rewrite import Pass, run_passes
 
@@ -36,6 +36,9 @@ def generate(ast: UOp, target: Target, opts: Sequence[Opt] | None = None) -> Gen
     opts: what to do with its axes; None lets the heuristics choose (NOOPT=1: nothing). OptError if one is
     illegal.
     """
+    if SPEC:
+        from whit.uop.spec import verify
+        verify(ast, "kernel", "given to codegen")
     ready = prepare(ast)
     chosen = tuple(opts) if opts is not None else () if NOOPT else tuple(choose(ready, target))
     optimised = apply(ready, chosen, target)

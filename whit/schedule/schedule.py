@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from whit.helpers import DEBUG, ArgumentError, log, round_up
+from whit.helpers import DEBUG, SPEC, ArgumentError, log, round_up
 from whit.schedule.fusion import FEW_ROWS, SMALL_WORK, Fusion, Home, decide
 from whit.schedule.lower import Kernel, elements, lower
 from whit.schedule.memory import ALIGN, Lifetime, plan
@@ -160,6 +160,9 @@ def schedule(roots: list[UOp]) -> tuple[Schedule, list[UOp], dict[str, int]]:
 
 def make_schedule(roots: list[UOp], buffers: list[UOp]) -> Schedule:
     """Schedule without the cache."""
+    if SPEC:
+        from whit.uop.spec import verify
+        verify(UOp.sink(*roots), "tensor", "given to schedule")
     split = _split_large_reductions(UOp.sink(*roots))
     roots = list(split.src)
     root = UOp.sink(*roots)
