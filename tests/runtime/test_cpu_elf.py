@@ -159,3 +159,29 @@ def test_an_object_of_gcc(tmp_path: Path) -> None:
     image = elf.load((tmp_path / "t.o").read_bytes())
     assert ctypes.CFUNCTYPE(ctypes.c_int)(image["sum"])() == 31
     assert ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(image["f"])(2.0) == 3.25
+
+
+def test_what_llvm_emits_for_arm_can_be_linked() -> None:
+    """Cross-compiled: no undefined symbols, and only relocations that the loader knows."""
+    import llvmlite.binding as binding
+
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    triple = "aarch64-unknown-linux-gnu"
+    machine = binding.Target.from_triple(triple).create_target_machine(
+        cpu="neoverse-n1", opt=2, reloc="pic", codemodel="small"
+    )
+    module = binding.parse_assembly(TABLE)
+    module.triple = triple
+    binary = bytearray(machine.emit_object(module))
+    struct.pack_into("<H", binary, 18, elf._MACHINES[elf.MACHINE])  # so that it can be read here
+    sections, _ = elf._read_sections(bytes(binary))
+    symbols = elf._read_symbols(bytes(binary), sections, elf.Image(0, 0))
+    kinds = set()
+    for section in sections:
+        if section.type == 4 and sections[section.info].place >= 0:
+            part = binary[section.file_offset : section.file_offset + section.size]
+            for _, info, _ in struct.iter_unpack("<QQq", part):
+                assert symbols[info >> 32][0] is not None
+                kinds.add(info & 0xFFFFFFFF)
+    assert kinds and kinds <= {257, 261, 275, 282, 283, *elf._ARM_LOW12}
