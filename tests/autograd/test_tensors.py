@@ -81,6 +81,24 @@ def test_a_reshaped_leaf() -> None:
     close(x.grad, tx.grad)
 
 
+def test_a_leaf_that_is_a_piece_of_memory() -> None:
+    values = np.arange(12, dtype=np.float32).reshape(2, 6)
+    x, tx = Tensor(values).realize()[1], torch.tensor(values)[1].clone().requires_grad_()
+    x.requires_grad = True
+    (x.reshape(3, 2).exp().log() * x.reshape(2, 3).reshape(3, 2)).sum().backward()
+    (tx.reshape(3, 2) * tx.reshape(2, 3).reshape(3, 2)).sum().backward()
+    close(x.grad, tx.grad)
+
+
+def test_a_reshaped_inner_target() -> None:
+    x = Tensor([1.0, 2.0, 3.0, 4.0])
+    flat = x * x
+    y = flat.reshape(2, 2)
+    loss = (y.reshape(1, 4) * 3).sum() + y.reshape(4, 1).reshape(1, 2, 2).sum() + y.sum() + flat.sum() * 10
+    gy, gx = loss.gradient(y, x)
+    assert gy.tolist() == [[5.0, 5.0], [5.0, 5.0]] and gx.tolist() == [30.0, 60.0, 90.0, 120.0]
+
+
 def test_equal_constants_have_their_own_gradients() -> None:
     a, b = Tensor.zeros(3, requires_grad=True), Tensor.zeros(3, requires_grad=True)
     (a * 2 + b * 5).sum().backward()

@@ -24,32 +24,50 @@ def gradient(outputs: Sequence[UOp], inputs: Sequence[UOp], upstreams: Sequence[
     order = _order(outputs)
     anchors = [anchor_of(node) for node in inputs]
     wanted = set(anchors)
+    twins = _twins(order, wanted)
     on_path: set[UOp] = set()
-    moved: dict[UOp, UOp] = {}  # inputs whose value has been given memory since the graph was built
     for node in order:
-        if node.became is not None and node not in wanted and anchor_of(node.became) in wanted:
-            moved[node] = anchor_of(node.became)
-        if node in wanted or node in moved or any(source in on_path for source in edges_of(node)):
+        if node in wanted or node in twins or any(source in on_path for source in edges_of(node)):
             on_path.add(node)
-    on_path.update(moved.values())
     sums: dict[UOp, UOp] = {}
+    results: dict[UOp, UOp] = {}
     for output, upstream in zip(outputs, upstreams, strict=True):
         _add(sums, output, upstream)
     for node in reversed(order):
-        g = sums.get(node)
+        g = sums.pop(node, None)
         if g is not None and node in on_path:
             _spread(node, g, on_path, sums)
-            if node in moved:
-                _add(sums, moved[node], g.reshape(moved[node].shape))
-            if node not in wanted:
-                del sums[node]
-    return [_result(node, anchor, sums, on_path) for node, anchor in zip(inputs, anchors, strict=True)]
+            target = node if node in wanted else twins.get(node)
+            if target is not None:
+                _add(results, target, g.reshape(target.shape))
+    reached = on_path.union(twins[node] for node in twins)
+    return [_result(node, anchor, results, reached) for node, anchor in zip(inputs, anchors, strict=True)]
 
 
 def anchor_of(node: UOp) -> UOp:
-    """Where gradients of an input are gathered: for a shaped BUFFER the BUFFER itself, because a reshape of a
-    reshape is built on the source and would pass the shaped node by."""
-    return node.src[0] if node.op is Ops.RESHAPE and node.src[0].op is Ops.BUFFER else node
+    """Where gradients of an input are gathered: for a shaped piece of a BUFFER the piece itself, because a
+    reshape of a reshape is built on the source and would pass the shaped node by."""
+    if node.op is not Ops.RESHAPE:
+        return node
+    base = node.src[0]
+    while base.op.is_movement:
+        base = base.src[0]
+    return node.src[0] if base.op is Ops.BUFFER else node
+
+
+def _twins(order: list[UOp], wanted: set[UOp]) -> dict[UOp, UOp]:
+    """Nodes that stand for an input under another form: its graph from before it was given memory, and
+    reshapes of an input that is itself a reshape (they are built on its source)."""
+    shaped = {node.src[0]: node for node in wanted if node.op is Ops.RESHAPE}
+    found: dict[UOp, UOp] = {}
+    for node in order:
+        if node in wanted:
+            continue
+        if node.became is not None and anchor_of(node.became) in wanted:
+            found[node] = anchor_of(node.became)
+        elif node.op is Ops.RESHAPE and node.src[0] in shaped:
+            found[node] = shaped[node.src[0]]
+    return found
 
 
 def _spread(node: UOp, g: UOp, on_path: set[UOp], sums: dict[UOp, UOp]) -> None:
@@ -71,11 +89,11 @@ def _add(sums: dict[UOp, UOp], node: UOp, part: UOp) -> None:
     sums[node] = part if old is None else old.alu(Ops.ADD, part)
 
 
-def _result(node: UOp, anchor: UOp, sums: dict[UOp, UOp], on_path: set[UOp]) -> UOp | None:
+def _result(node: UOp, anchor: UOp, results: dict[UOp, UOp], reached: set[UOp]) -> UOp | None:
     """The sum; zeros where the output depends on the input through steps only (floor)."""
-    if anchor in sums:
-        return sums[anchor].reshape(node.shape)
-    if anchor not in on_path:
+    if anchor in results:
+        return results[anchor].reshape(node.shape)
+    if anchor not in reached:
         return None
     return node.const_like(0).reshape((1,) * node.ndim).expand(node.shape)
 
