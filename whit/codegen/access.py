@@ -1,8 +1,8 @@
 """Tiles and addresses: which lanes and points a value has, and how an index expression looks at each of them.
 
-The tile of a value is the set of UPCAST and UNROLL ranges that it depends on. The first of the kernel's vector
-axes among them is its vector, cut into pieces of `width` lanes; the others are unrolled. Points are numbered
-row-major over the ranges, pieces last.
+The tile of a value is the set of UPCAST and UNROLL ranges that it depends on. The first of the kernel's
+vector axes among them is its vector, cut into pieces of `width` lanes; the others are unrolled. Points are
+numbered row-major over the ranges, pieces last.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Tiles:
         self._maps: dict[tuple[Dims, Dims], tuple[list[int], list[int] | None]] = {}
 
     def dims(self, ranges: frozenset[UOp]) -> Dims:
-        """The tile ranges among `ranges` in the order of unrolling; the last is the vector if there is one."""
+        """The tile ranges among `ranges` in the order of unrolling; the last is the vector if there is
+        one."""
         found = self._dims.get(ranges)
         if found is None:
             tile = [r for r in ranges if r.arg.axis.is_tile]
@@ -106,9 +107,9 @@ def choose_vector_axes(order: Sequence[UOp], target: Target) -> dict[UOp, int]:
     """Vector axis -> lanes of a piece, best first: each is the axis that saves most instructions among the
     values that depend on none before it.
 
-    Instructions are counted over the tile, and more in deeper loops. Arithmetic and contiguous accesses shrink
-    to one per piece; other accesses along the axis become a scalar access and an insertion per lane, and a
-    vector that meets an axis before it is taken apart.
+    Instructions are counted over the tile, and more in deeper loops. Arithmetic and contiguous accesses
+    shrink to one per piece; other accesses along the axis become a scalar access and an insertion per
+    lane, and a vector that meets an axis before it is taken apart.
     """
     size: dict[UOp, int] = {}
     work: list[_Work] = []
@@ -168,7 +169,8 @@ class _Work:
                 gain[r] += saved / 2
 
     def _add_costs(self, gain: dict[UOp, float], first: UOp) -> None:
-        """The node is a vector along `first`: other vectors are taken apart for it, or put together from it."""
+        """The node is a vector along `first`: other vectors are taken apart for it, or put together from
+        it."""
         node, count = self.node, self.count
         for s in node.src:
             if s.dtype is not dtypes.index and first not in s.ranges:

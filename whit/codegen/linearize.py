@@ -612,9 +612,9 @@ class _Fold:
         places, lane = tiles.project(self.dims, self.out)
         # results that are a vector outside are put together from scalars: accumulators for each lane
         self.joins = 1 if lane is None else tiles.lanes(self.out)
-        self.to_out = places if lane is None else [
-            p * self.joins + n for p, n in zip(places, lane, strict=True)
-        ]
+        self.to_out = (
+            places if lane is None else [p * self.joins + n for p, n in zip(places, lane, strict=True)]
+        )
         outputs = tiles.points(self.out) * self.joins
         steps = tiles.points(self.dims) // outputs
         self.chains = 1
