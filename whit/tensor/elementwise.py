@@ -373,8 +373,8 @@ class ElementwiseMixin(TensorBase):
     def _logaddexp(self, other: Self) -> Self:
         x, y = self._float(), other.cast(self._float().uop.dtype)
         gap = (x.eq(y) & x.isinf()).where(0, x - y)  # inf - inf would be NaN
-        sign, size = gap._split_sign()
-        return (sign < 0).where(y, x) + (-size).exp().log1p()
+        negative, size = gap._split_sign()
+        return negative.where(y, x) + (-size).exp().log1p()
 
     def hypot(self, other: Any) -> Self:
         """sqrt(x*x + y*y) without overflow."""
@@ -677,7 +677,7 @@ class ElementwiseMixin(TensorBase):
     def expm1(self) -> Self:
         """exp(x) - 1, accurate near zero (a series where |x| < 0.5)."""
         x = self._float()
-        small = x.abs() < 0.5
+        small = (x < 0.5) & (x > -0.5)
         near = small.where(x, 0)
         terms = 18 if x.uop.dtype is dtypes.float64 else 9
         series = near._horner([1 / math.factorial(k) for k in range(1, terms)]) * near
@@ -701,21 +701,26 @@ class ElementwiseMixin(TensorBase):
         return result
 
     def _split_sign(self) -> tuple[Self, Self]:
-        """(±1, |x|) for odd functions sign * f(|x|): 1 at zero, so that the gradient there is f'(0)."""
+        """(x < 0, |x|), for functions made from f(|x|). The slope of |x| is 1 at zero, so that the gradient
+        of an odd function there is f'(0)."""
         x = self._float()
-        sign = (x < 0).where(self._wrap(UOp.const(-1, x.uop.dtype)), self._wrap(UOp.const(1, x.uop.dtype)))
-        return sign, x * sign
+        negative = x < 0
+        return negative, negative.where(-x, x)
+
+    def _odd(self, negative: Self) -> Self:
+        """f(|x|) with the sign of x."""
+        return negative.where(-self, self)
 
     @_in_single
     def sinh(self) -> Self:
         """Hyperbolic sine."""
-        sign, x = self._split_sign()
+        negative, x = self._split_sign()
         half = (x * 0.5).exp()  # exp(x) would overflow before the result does
         big = half * 0.5 * half - (-x).exp() * 0.5
         small = x < 1
         near = small.where(x, 0)
         series = (near * near)._horner([1 / math.factorial(2 * k + 1) for k in range(10)]) * near
-        return sign * small.where(series, big)
+        return small.where(series, big)._odd(negative)
 
     @_in_single
     def cosh(self) -> Self:
@@ -731,18 +736,18 @@ class ElementwiseMixin(TensorBase):
         >>> Tensor([0.0, 100.0]).tanh().tolist()
         [0.0, 1.0]
         """
-        sign, x = self._split_sign()
+        negative, x = self._split_sign()
         e = (x * -2).expm1()
-        return sign * -(e / (e + 2))
+        return (-e / (e + 2))._odd(negative)
 
     @_in_single
     def asinh(self) -> Self:
         """Inverse hyperbolic sine."""
-        sign, x = self._split_sign()
+        negative, x = self._split_sign()
         big = x > 1e4
         a = big.where(1, x)
         near = (a * (a / ((a * a + 1).sqrt() + 1) + 1)).log1p()
-        return sign * big.where(big.where(x, 1).log() + math.log(2), near)
+        return big.where(big.where(x, 1).log() + math.log(2), near)._odd(negative)
 
     @_in_single
     def acosh(self) -> Self:
@@ -755,20 +760,20 @@ class ElementwiseMixin(TensorBase):
     @_in_single
     def atanh(self) -> Self:
         """Inverse hyperbolic tangent; NaN beyond ±1."""
-        sign, x = self._split_sign()
-        return sign * (x * 2 / (1 - x)).log1p() * 0.5
+        negative, x = self._split_sign()
+        return ((x * 2 / (1 - x)).log1p() * 0.5)._odd(negative)
 
     @_in_single
     def atan(self) -> Self:
         """Arc tangent: two reductions of the argument, then a polynomial."""
-        sign, x = self._split_sign()
+        negative, x = self._split_sign()
         inverted = x > 1
         t = inverted.where(1 / inverted.where(x, 1), x)
         shifted = t > math.tan(math.pi / 8)
         u = shifted.where((t - 1) / (t + 1), t)
         small = u * (u * u)._horner(_ATAN_DOUBLE if x.uop.dtype is dtypes.float64 else _ATAN_SINGLE)
         angle = shifted.where(small + math.pi / 4, small)
-        return sign * inverted.where(math.pi / 2 - angle, angle)
+        return inverted.where(math.pi / 2 - angle, angle)._odd(negative)
 
     @_in_single
     def asin(self) -> Self:
@@ -808,9 +813,9 @@ class ElementwiseMixin(TensorBase):
     @_in_single
     def sigmoid(self) -> Self:
         """1 / (1 + exp(-x)); the exponential never overflows, so that the gradient is finite everywhere."""
-        sign, size = self._split_sign()
+        negative, size = self._split_sign()
         e = (size * (-1 / math.log(2))).exp2()
-        return (sign < 0).where(e, 1) * (e + 1).reciprocal()
+        return negative.where(e, 1) * (e + 1).reciprocal()
 
     @_in_single
     def hardsigmoid(self, alpha: Float = 1 / 6, beta: Float = 0.5) -> Self:
