@@ -21,7 +21,7 @@ FASHION = Path("/usr/share/datasets/fashion-mnist")
 
 def write_idx(file: Path, array: np.ndarray, packed: bool = False) -> None:
     body = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
-    file.write_bytes(gzip.compress(body) if packed else body)
+    file.write_bytes(gzip.compress(body, mtime=0) if packed else body)
 
 
 def images(folder: Path, packed: bool = False) -> list[np.ndarray]:
@@ -170,8 +170,8 @@ def test_idx_reads_what_was_written(tmp_path: Path) -> None:
         b"\0\0\x08\3" + b"\xff" * 12,
         b"\0\0\x08\2\x00\x00\xff\xff\0\0\x7f\xff",
         b"\0\0\x08\xff" + b"\0" * 8,
-        gzip.compress(GOOD)[:-9],
-        gzip.compress(GOOD[:-1]),
+        gzip.compress(GOOD, mtime=0)[:-9],
+        gzip.compress(GOOD[:-1], mtime=0),
         b"\x1f\x8b" + b"\0" * 20,
     ],
 )
@@ -191,7 +191,7 @@ def test_idx_of_a_missing_file(tmp_path: Path) -> None:
 def test_idx_fuzz(tmp_path_factory: pytest.TempPathFactory, place: int, value: int, packed: bool) -> None:
     """A changed byte gives the shape and bytes that the header states, or a FileFormatError."""
     file = tmp_path_factory.getbasetemp() / "fuzzed"
-    body = bytearray(gzip.compress(GOOD) if packed else GOOD)
+    body = bytearray(gzip.compress(GOOD, mtime=0) if packed else GOOD)
     body[place % len(body)] = value
     file.write_bytes(body)
     try:

@@ -3,18 +3,22 @@ neither codegen nor a compiler."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from whit.engine.counters import Work
 from whit.engine.profile import span
 from whit.helpers import BEAM, DEBUG, NOOPT, blake2b, cache_get, cache_put, log
 from whit.runtime.device import Device, Launch, Program
 from whit.uop import UOp
+
+if TYPE_CHECKING:
+    from whit.codegen import Generated
 
 
 class Kernel(NamedTuple):
@@ -35,13 +39,43 @@ compile_seconds: list[float] = [0.0]
 
 def compiled(ast: UOp, device: str) -> Kernel:
     """The kernel of a SINK on a device."""
-    key = (ast, device, BEAM.value, NOOPT.value)
-    found = _kernels.get(key)
+    found = _kernels.get((ast, device, BEAM.value, NOOPT.value))
     if found is None:
-        start = time.perf_counter()
-        found = _kernels[key] = _load_or_compile(ast, Device.get(device))
-        compile_seconds[0] += time.perf_counter() - start
+        prepare([(ast, device)])
+        found = _kernels[ast, device, BEAM.value, NOOPT.value]
     return found
+
+
+def prepare(wanted: Sequence[tuple[UOp, str]]) -> None:
+    """Have the kernels of these (SINK, device) ready. While one is being compiled (which does not hold
+    Python's lock), codegen goes on with the next."""
+    start = time.perf_counter()
+    missing = [w for w in dict.fromkeys(wanted) if (*w, BEAM.value, NOOPT.value) not in _kernels]
+    entries: list[tuple[UOp, Device, str, bytes | Callable[[], bytes]]] = []
+    with contextlib.ExitStack() as stack:
+        submit: Callable[..., Any] | None = None
+        for ast, name in missing:
+            device = Device.get(name)
+            key = cache_key(ast, device)
+            cached = cache_get("kernels", key) if DEBUG.value < 4 else None
+            if cached is not None:
+                entries.append((ast, device, "", cached))
+                continue
+            made, source = _generate(ast, device)
+            if len(missing) == 1 or DEBUG.value >= 4:
+                entries.append((ast, device, key, _finish(made, source, device)))
+                continue
+            if submit is None:
+                from concurrent.futures import ThreadPoolExecutor
+
+                submit = stack.enter_context(ThreadPoolExecutor(1)).submit
+            entries.append((ast, device, key, submit(_finish, made, source, device).result))
+        for ast, device, key, entry in entries:
+            body = entry if isinstance(entry, bytes) else entry()
+            if key:
+                cache_put("kernels", key, body)
+            _kernels[ast, device.name, BEAM.value, NOOPT.value] = _load(ast, device, body)
+    compile_seconds[0] += time.perf_counter() - start
 
 
 def clear() -> None:
@@ -67,12 +101,8 @@ def cache_key(ast: UOp, device: Device) -> str:
     return blake2b(ast.key + text.encode(), digest_size=20).hexdigest()
 
 
-def _load_or_compile(ast: UOp, device: Device) -> Kernel:
-    key = cache_key(ast, device)
-    entry = cache_get("kernels", key) if DEBUG.value < 4 else None
-    if entry is None:
-        entry = _compile(ast, device)
-        cache_put("kernels", key, entry)
+def _load(ast: UOp, device: Device, entry: bytes) -> Kernel:
+    """A cache entry as a kernel that can run."""
     flops, nbytes, tasks, *sizes, length = HEADER.unpack_from(entry)
     name = entry[HEADER.size : HEADER.size + length].decode()
     launch = Launch(tasks, tuple(sizes[:3]), tuple(sizes[3:]))
@@ -80,12 +110,13 @@ def _load_or_compile(ast: UOp, device: Device) -> Kernel:
     return Kernel(ast, device.name, program, Work(name, device.name, flops, nbytes))
 
 
-def _compile(ast: UOp, device: Device, opts: Sequence[Any] | None = None) -> bytes:
-    """Codegen, render, compile: the bytes of a cache entry."""
+def _generate(ast: UOp, device: Device) -> tuple[Generated, str]:
+    """The linear program of a kernel and its source."""
     from whit.codegen import generate
 
     with span("codegen", "compiler"):
-        if opts is None and BEAM.value and not NOOPT.value:
+        opts = None
+        if BEAM.value and not NOOPT.value:
             from whit.engine.beam import search
 
             opts = search(ast, device.name, BEAM.value)
@@ -97,6 +128,11 @@ def _compile(ast: UOp, device: Device, opts: Sequence[Any] | None = None) -> byt
 
         log(6, show(made.linear))
     log(4, source)
+    return made, source
+
+
+def _finish(made: Generated, source: str, device: Device) -> bytes:
+    """Compile: the bytes of a cache entry."""
     with span(made.name, "compiler"):
         binary = device.compile(source, made.name)
     if DEBUG.value >= 7:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from whit.autograd import history
-from whit.engine.compile import Kernel, compiled
+from whit.engine.compile import Kernel, compiled, prepare
 from whit.engine.counters import GlobalCounters, account, timing
 from whit.helpers import DEV, VALIDATE, ArgumentError, all_int, prod
 from whit.runtime.device import Buffer, Device
@@ -100,6 +100,7 @@ def execute(plan: Schedule, externals: Sequence[UOp], values: dict[str, int]) ->
             memory.append(arenas[slot.device].view(slot.offset, slot.nbytes))
         else:
             memory.append(TensorMemory(slot.device or _default(), slot.nbytes))
+    prepare([(c.ast, plan.slots[c.slots[0]].device or _default()) for c in plan.calls if c.ast is not None])
     for call in plan.calls:
         step = _step(call, plan, memory, values)
         step.run()
