@@ -175,16 +175,18 @@ def realize(tensors: Sequence[Tensor]) -> None:
         return
     for tensor in pending:
         tensor.uop = resolve(tensor.uop)
-    roots = [t.uop for t in pending]
-    executed = _pending_writes(roots)
-    if executed:
+    executed = _pending_writes([t.uop for t in pending])
+    seen = 0
+    while len(executed) > seen:  # readers come along, and so do the readers of what these overwrite in turn
+        seen = len(executed)
         _refuse_alias_writes(executed)
         versions = {overwritten_version(store) for after in executed for store in after.src[1:]}
         readers = readers_of(versions, {id(t) for t in pending})
         with paused():  # who reads from outside of a recorded call is no part of the record
             realize([t for t in readers if id(t) in outsiders])
         pending += [t for t in readers if id(t) not in outsiders]
-        roots = [t.uop for t in pending]
+        executed = _pending_writes([t.uop for t in pending])
+    roots = [t.uop for t in pending]
     plan, externals, values = schedule(roots)
     memory = execute(plan, externals, values)
     for tensor, root, result in zip(pending, roots, plan.results, strict=True):
