@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -160,14 +161,10 @@ def test_a_kernel_that_cannot_run_at_all(pool):
 def test_winner_is_remembered_on_disk(tmp_path, monkeypatch):
     monkeypatch.setattr("whit.codegen.search.MOST_CANDIDATES", 4)
     monkeypatch.setattr("whit.codegen.search.MOST_ROUNDS", 1)
-    with (
-        Context(CACHE_DIR=str(tmp_path))
-        if "CACHE_DIR" in beam.ContextVar.registry
-        else Context(WHIT_CACHE=str(tmp_path))
-    ):
+    with Context(WHIT_CACHE=str(tmp_path)):
         ast = matmul(32, 32, 32)
         opts = beam.search(ast, "CPU", 1)
-        files = list((cache_dir() / "beam").iterdir())
+        files = list((Path(cache_dir()) / "beam").iterdir())
         assert len(files) == 1
         monkeypatch.setattr(beam, "Measure", None)  # a second search must not measure
         assert beam.search(ast, "CPU", 1) == opts
