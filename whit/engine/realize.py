@@ -204,7 +204,14 @@ def realize(tensors: Sequence[Tensor]) -> None:
         _become(stripped(root), _shaped(memory_of(buffer), stripped(root)))
         tensor.uop = buffer
     for after in executed:
-        _become(after, after.src[0])
+        _become(after, _overwritten_memory(after))
+
+
+def _overwritten_memory(after: UOp) -> UOp:
+    """What the first of a chain of writes wrote to: all of them have happened."""
+    while after.op is Ops.AFTER:
+        after = after.src[0]
+    return after
 
 
 # weak in both directions: a node keeps its memory alive, not the other way round
