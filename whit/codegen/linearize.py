@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from whit.codegen.access import Address, Dims, Tiles, addresses, choose_vector_axes, is_linear
 from whit.codegen.target import Target
-from whit.uop import DType, Op, Ops, UOp, dtypes
+from whit.uop import DType, Op, Ops, PyConst, UOp, dtypes
 from whit.uop.ops import COMPARE, identity
 from whit.uop.symbolic import linear_form
 
@@ -407,11 +407,26 @@ class _Linearizer:
             if op in COMPARE and all(_fits_int32(s) for s in node.src):
                 index_as = dtypes.int32
         operands = [self.operand(s, dims, index_as) for s in node.src]
+        if dtype is dtypes.bool and lanes > 1:
+            self.values[node] = [self.condition(node, src) for src in zip(*operands, strict=True)]
+            return
         if dtype is dtypes.index and op in (Ops.FLOORDIV, Ops.FLOORMOD) and lanes == 1:
             self.values[node] = [self.divide(node, a, b) for a, b in zip(*operands, strict=True)]
             return
         wide, arg, emit = dtype.vec(lanes), node.arg, self.emit
         self.values[node] = [emit(op, wide, src, arg) for src in zip(*operands, strict=True)]
+
+    def condition(self, node: UOp, src: tuple[UOp, ...]) -> UOp:
+        """A vector of bools; known where its operands are (masks of a tile often are)."""
+        lanes, op = src[0].dtype.count, node.op
+        if op in (Ops.AND, Ops.OR):
+            for known, other in (src, src[::-1]):
+                if known.op is Ops.CONST and (all(_lanes_of(known)) or not any(_lanes_of(known))):
+                    return other if _lanes_of(known)[0] is (op is Ops.AND) else known
+        if all([s.op is Ops.CONST for s in src]) and op.meaning is not None and not src[-1].dtype.is_float:
+            results = [bool(op.meaning(*lane)) for lane in zip(*[_lanes_of(s) for s in src], strict=True)]
+            return UOp.const(tuple(results), dtypes.bool.vec(lanes))
+        return self.emit(op, dtypes.bool.vec(lanes), src, node.arg)
 
     def _cast_of_index(self, node: UOp, dims: Dims) -> bool:
         """A vector of index values as numbers goes through 32-bit lanes where they fit."""
@@ -448,6 +463,11 @@ class _Linearizer:
 
     def read(self, memory: UOp, dtype: DType, address: Address, lanes: int, mask: UOp | None) -> UOp:
         wide = dtype.vec(lanes)
+        if mask is not None and mask.op is Ops.CONST:
+            known = _lanes_of(mask)
+            if not any(known):
+                return UOp.const(0, wide)
+            mask = None if all(known) else mask
         gate = () if mask is None else (mask,)
         if lanes == 1:
             return self.emit(Ops.LOAD, dtype, (memory, self.start(address), *gate))
@@ -655,7 +675,8 @@ class _Fold:
 
     def finish(self) -> list[UOp]:
         """One value per output point, after the loop."""
-        lin, result = self.lin, []
+        lin = self.lin
+        totals: list[UOp] = []
         for row in self.state:
             parts = [part for part in row if part is not None]
             if self.body is not None and not self._moves():
@@ -663,18 +684,58 @@ class _Fold:
                 assert parent is not None
                 parts = [self._copy(parent, part) for part in parts]
             while len(parts) > 1:
-                parts = [
-                    lin.emit(self.op, a.dtype, (a, b)) for a, b in zip(parts[::2], parts[1::2], strict=True)
-                ]
-            total = parts[0]
-            result.append(
-                lin.emit(Ops.FOLD, total.dtype.scalar, (total,), self.op) if self.folds_lanes else total
-            )
-        if self.joins > 1:
-            wide, n = self.node.dtype.vec(self.joins), self.joins
-            starts = range(0, len(result), n)
-            result = [lin.emit(Ops.STACK, wide, tuple(result[at : at + n])) for at in starts]
+                parts = [self._join(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+            totals.append(parts[0])
+        if not self.folds_lanes:
+            return totals
+        if 1 < self.joins <= self.lanes:
+            starts = range(0, len(totals), self.joins)
+            return [self._fold_together(totals[at : at + self.joins]) for at in starts]
+        scalars = self._fold_scalars(totals)
+        if self.joins == 1:
+            return scalars
+        wide, starts = self.node.dtype.vec(self.joins), range(0, len(scalars), self.joins)
+        return [lin.emit(Ops.STACK, wide, tuple(scalars[at : at + self.joins])) for at in starts]
+
+    def _join(self, a: UOp, b: UOp) -> UOp:
+        return self.lin.emit(self.op, a.dtype, (a, b))
+
+    def _fold_scalars(self, totals: list[UOp]) -> list[UOp]:
+        """The lanes of each vector combined to a scalar, as many vectors at a time as one has lanes."""
+        result: list[UOp] = []
+        while len(result) < len(totals):
+            count = 1 << (min(self.lanes, len(totals) - len(result)).bit_length() - 1)
+            together = self._fold_together(totals[len(result) : len(result) + count])
+            result += [self.lin.lane(together, n) for n in range(count)] if count > 1 else [together]
         return result
+
+    def _fold_together(self, rows: list[UOp]) -> UOp:
+        """n vectors, a power of two -> one of n lanes, lane i the combination of all lanes of rows[i].
+
+        Each step makes one vector of two: lanes whose number has the bit `step` come from the second, and each
+        takes in its neighbour across that bit. What is left beyond n lanes are parts of the same n results.
+        """
+        lin, scalar, step = self.lin, self.node.dtype, 1
+        if len(rows) == 1:
+            return lin.emit(Ops.FOLD, scalar, (rows[0],), self.op)
+        lanes = range(self.lanes)
+        while len(rows) > 1:
+            first = UOp.const(tuple([not n & step for n in lanes]), dtypes.bool.vec(self.lanes))
+            across = tuple([n ^ step for n in lanes])
+            pairs = list(zip(rows[::2], rows[1::2], strict=True))
+            rows = []
+            for a, b in pairs:
+                own = lin.emit(Ops.WHERE, a.dtype, (first, a, b))
+                other = lin.emit(Ops.SHUFFLE, a.dtype, (lin.emit(Ops.WHERE, a.dtype, (first, b, a)),), across)
+                rows.append(self._join(own, other))
+            step *= 2
+        total = rows[0]
+        while total.dtype.count > step:
+            half = total.dtype.count // 2
+            low, high = tuple(range(half)), tuple(range(half, 2 * half))
+            wide = scalar.vec(half)
+            total = self._join(lin.emit(Ops.SHUFFLE, wide, (total,), low), lin.emit(Ops.SHUFFLE, wide, (total,), high))
+        return total
 
     def _moves(self) -> bool:
         """Whether the folded value changes inside the loop. If not, `REG op value` after the loop would be
@@ -686,6 +747,10 @@ class _Fold:
         copy = lin.place(region, Ops.REG, register.dtype, (register,), lin.registers)
         lin.registers += 1
         return copy
+
+
+def _lanes_of(const: UOp) -> tuple[PyConst, ...]:
+    return const.arg if isinstance(const.arg, tuple) else (const.arg,) * const.dtype.count
 
 
 _STRUCTURE = frozenset({Ops.SINK, Ops.END, Ops.STORE})
