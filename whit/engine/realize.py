@@ -137,8 +137,9 @@ def paused() -> Iterator[None]:
 # ---- what nodes became -------------------------------------------------------------------------------------
 
 
-def resolve(node: UOp) -> UOp:
-    """The graph with everything that is already in memory replaced by its BUFFER."""
+def resolve(node: UOp, rebuilt: dict[UOp, UOp] | None = None) -> UOp:
+    """The graph with everything that is already in memory replaced by its BUFFER. Writes that became other
+    nodes by that are noted in `rebuilt`: once one is executed, the other is too."""
     nodes = node.toposort(_is_known)
     if not any([n.became is not None for n in nodes]):
         return node
@@ -149,6 +150,8 @@ def resolve(node: UOp) -> UOp:
         else:
             src = tuple([new[s] for s in n.src])
             new[n] = n if src == n.src else n.replace(src=src)
+            if n.op is Ops.AFTER and new[n] is not n and rebuilt is not None:
+                rebuilt[n] = new[n]
     return new[node]
 
 
@@ -173,8 +176,9 @@ def realize(tensors: Sequence[Tensor]) -> None:
     pending = [t for t in tensors if not is_realized(t.uop)]
     if not pending:
         return
+    rebuilt: dict[UOp, UOp] = {}
     for tensor in pending:
-        tensor.uop = resolve(tensor.uop)
+        tensor.uop = resolve(tensor.uop, rebuilt)
     executed = _pending_writes([t.uop for t in pending])
     seen = 0
     while len(executed) > seen:  # readers come along, and so do the readers of what these overwrite in turn
@@ -184,7 +188,10 @@ def realize(tensors: Sequence[Tensor]) -> None:
         readers = readers_of(versions, {id(t) for t in pending})
         with paused():  # who reads from outside of a recorded call is no part of the record
             realize([t for t in readers if id(t) in outsiders])
-        pending += [t for t in readers if id(t) not in outsiders]
+        for tensor in readers:
+            if id(tensor) not in outsiders:
+                tensor.uop = resolve(tensor.uop, rebuilt)
+                pending.append(tensor)
         executed = _pending_writes([t.uop for t in pending])
     roots = [t.uop for t in pending]
     plan, externals, values = schedule(roots)
@@ -205,6 +212,9 @@ def realize(tensors: Sequence[Tensor]) -> None:
         tensor.uop = buffer
     for after in executed:
         _become(after, _overwritten_memory(after))
+    for before, after in rebuilt.items():
+        if after.became is not None:
+            _become(before, after.became)
 
 
 def _overwritten_memory(after: UOp) -> UOp:
@@ -307,7 +317,9 @@ def reads_any(node: UOp, versions: set[UOp]) -> bool:
         if n in versions:
             return True
         if n.op is Ops.AFTER:
-            stack += [store.src[1] for store in n.src[1:]]
+            while n.op is Ops.AFTER:  # and the writes that come before it
+                stack += [store.src[1] for store in n.src[1:]]
+                n = n.src[0]
         else:
             stack += n.src
     return False
