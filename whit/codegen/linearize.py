@@ -734,7 +734,8 @@ class _Fold:
             half = total.dtype.count // 2
             low, high = tuple(range(half)), tuple(range(half, 2 * half))
             wide = scalar.vec(half)
-            total = self._join(lin.emit(Ops.SHUFFLE, wide, (total,), low), lin.emit(Ops.SHUFFLE, wide, (total,), high))
+            halves = [lin.emit(Ops.SHUFFLE, wide, (total,), part) for part in (low, high)]
+            total = self._join(halves[0], halves[1])
         return total
 
     def _moves(self) -> bool:
