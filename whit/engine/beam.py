@@ -292,8 +292,8 @@ def _answer(request: tuple[Any, ...], state: list[Runner]) -> Any:
     return state[0].time(request[1], request[2], request[3])
 
 
-def compile_candidate(ast: UOp, device: str, opts: Sequence[Opt]) -> Compiled:
-    """Codegen and compiler for one candidate."""
+def compile_candidate(ast: UOp, device: str, opts: Sequence[Opt] | None) -> Compiled:
+    """Codegen and compiler for one candidate; opts None are those of the heuristics."""
     from whit.codegen.pipeline import generate
     from whit.runtime.device import Device
 
