@@ -175,6 +175,24 @@ def test_wrong_coefficient_is_noticed(op: Op, dtype: DType, table: str,
         assert worst(op, dtype, FUSED, 8_000 if dtype is F32 else 100)[0] > BOUNDS[op, dtype][0], position
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("dtype", [F32, F64], ids=lambda d: d.name)
+def test_powers_of_e(dtype: DType, sign: float) -> None:
+    """exp2(x * log2(e)) is e**x to 1 ulp: the product is not rounded."""
+    x = inputs(dtype, 40_000 if dtype is F32 else 400)
+    for order in (1, -1):
+        factors = (operand(dtype), UOp.const(sign / math.log(2), dtype))[::order]
+        root = decompose(UOp.sink(alu(Ops.EXP2, alu(Ops.MUL, *factors))), FUSED).src[0]
+        got = compute(root, x)
+        if dtype is F32:
+            error = ulps(got, np.exp(sign * x.astype(np.longdouble)))
+        else:
+            with mpmath.workprec(160):
+                error = ulps_exact(got, [mpmath.exp(sign * mpmath.mpf(float(v))) if abs(v) < 1e4 or v != v
+                                         else mpmath.inf if sign * v > 0 else mpmath.mpf(0) for v in x])
+        assert error.max() <= 1, x[error.argmax()]
+
+
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, -3.0, 2.5, -2.5, np.inf, -np.inf, np.nan, 1e30,
            -1e30, 1e-40, -1e-40,
            2.0**24 + 2, 2.0**53, 1e19]

@@ -58,7 +58,8 @@ def _is_basic(node: UOp) -> bool:
 
 
 def _function(u: UOp, ctx: Target) -> UOp | None:
-    """EXP2, LOG2, SIN, ERF and POW; types narrower than float32 go through float32."""
+    """EXP2, LOG2, SIN, ERF and POW; types narrower than float32 go through float32. EXP2(x * log2(e)) is
+    e**x."""
     if u.op in ctx.native:
         return None
     if u.dtype not in transcendental.UINT:
@@ -67,7 +68,12 @@ def _function(u: UOp, ctx: Target) -> UOp | None:
     fma = Ops.MULACC in ctx.native
     if u.op is Ops.POW:
         return _power(u.src[0], u.src[1], ctx)
-    return transcendental.FUNCTIONS[u.op](u.src[0], fma)
+    x = u.src[0]
+    if u.op is Ops.EXP2 and fma and x.op is Ops.MUL:
+        base, factor = x.src if x.src[1].op is Ops.CONST else x.src[::-1]
+        if factor.op is Ops.CONST and abs(factor.arg) == transcendental.LOG2_E[u.dtype][0]:
+            return transcendental.exp(base, factor.arg < 0)
+    return transcendental.FUNCTIONS[u.op](x, fma)
 
 
 def _power(x: UOp, y: UOp, target: Target) -> UOp:

@@ -36,6 +36,10 @@ EXP2 = {
           0.0001540353044173605, 1.525273382983612e-05, 1.321544258792169e-06, 1.0178062445845774e-07,
           7.072585949269223e-09, 4.4549605981865186e-10),
 }
+# log2(e) to twice the precision, and from where on e**x is inf, e**-x is 0
+LOG2_E = {F32: (1.4426950216293335, 1.9259629911266175e-08),
+          F64: (1.4426950408889634, 2.0355273740931033e-17)}
+EXP_LIMITS = {F32: (89.0, 105.0), F64: (710.0, 746.0)}
 # chebyfit(lambda r: log1p(r)/ln2/r - 1, [.70710677-1, 1.41421354-1], 10): log2(1+r) = r + r*P(r)
 LOG2 = (0.4426950514316559, -0.7213473320007324, 0.48089852929115295, -0.36069655418395996,
         0.28855255246162415,
@@ -181,14 +185,28 @@ def _power_of_two(number: UOp, dtype: DType) -> UOp:
 
 def exp2(x: UOp, fma: bool) -> UOp:
     """2**x. At most 1 ulp (1.2 without fused multiply-add), denormal results included; exact at integers."""
-    dtype = x.dtype
-    bias = BIAS[dtype]
-    limited = at_least(at_most(x, bias + 1.0), -(bias + MANTISSA[dtype] + 1.0))
-    whole, number = _round_exponent(limited, 2 * bias)
-    fraction = limited - whole
-    value = mad(horner(fraction, EXP2[dtype], fma), fraction, 1.0, fma)
+    bias, mantissa = BIAS[x.dtype], MANTISSA[x.dtype]
+    return _exp2_pair(at_least(at_most(x, bias + 1.0), -(bias + mantissa + 1.0)), None, fma)
+
+
+def exp(x: UOp, negative: bool) -> UOp:
+    """e**x, or e**-x. At most 1 ulp where exp2(x * log2(e)) loses up to 30: the product is kept to twice the
+    precision, which takes fused multiply-add."""
+    sign = -1.0 if negative else 1.0
+    top, bottom = EXP_LIMITS[x.dtype]
+    limited = at_least(at_most(x, bottom), -top) if negative else at_least(at_most(x, top), -bottom)
+    factor, rest = (limited.const_like(sign * part) for part in LOG2_E[x.dtype])
+    power = limited * factor
+    return _exp2_pair(power, mad(limited, rest, mad(limited, factor, -power, True), True), True)
+
+
+def _exp2_pair(x: UOp, tail: UOp | None, fma: bool) -> UOp:
+    """2**(x + tail), for x from the least power of two (or a little below) to the first too large one."""
+    whole, number = _round_exponent(x, 2 * BIAS[x.dtype])
+    fraction = x - whole if tail is None else (x - whole) + tail
+    value = mad(horner(fraction, EXP2[x.dtype], fma), fraction, 1.0, fma)
     half = number >> 1  # two factors, so that neither over- nor underflows before the last multiplication
-    return value * _power_of_two(half, dtype) * _power_of_two(number - half, dtype)
+    return value * _power_of_two(half, x.dtype) * _power_of_two(number - half, x.dtype)
 
 
 def _exp2_normal(x: UOp, tail: UOp | None, coefficients: Sequence[float], fma: bool) -> UOp:
@@ -276,9 +294,9 @@ def sin(x: UOp, fma: bool) -> UOp:
 def _reduce(x: UOp, fma: bool) -> tuple[UOp, UOp | None, UOp]:
     """(r, tail, quadrant) with x = quadrant*pi/2 + r + tail, modulo whole turns, for finite x >= 1.
 
-    The integer mantissa times the bits of 2/pi between those that only add whole turns and those too small to matter
-    (Payne and Hanek 1983), in limbs of 32 bits: the window is chosen by the exponent's high bits and shifted by its low
-    ones."""
+    The integer mantissa times the bits of 2/pi between those that only add whole turns and those too small to
+    matter (Payne and Hanek 1983), in limbs of 32 bits: the window is chosen by the exponent's high bits and
+    shifted by its low ones."""
     dtype = x.dtype
     lead = MANTISSA[dtype] + 2  # zeros before 2/pi, so that the window of x = 1 starts with the first word
     buckets, limbs = (4, 3) if dtype is F32 else (32, 6)
@@ -400,11 +418,7 @@ def _pow_double(absolute: UOp, y: UOp, fma: bool) -> UOp:
     inside = magnitude(high).lt(1100.0)
     low = inside.where(low, 0.0)
     high = at_least(at_most(high, 1100.0), -1100.0)
-    whole, number = _round_exponent(high, 2 * BIAS[F64])
-    fraction = (high - whole) + low
-    value = mad(horner(fraction, EXP2[F64], fma), fraction, 1.0, fma)
-    half = number >> 1
-    return value * _power_of_two(half, F64) * _power_of_two(number - half, F64)
+    return _exp2_pair(high, low, fma)
 
 
 def _pow_special(x: UOp, y: UOp, absolute: UOp, positive: UOp) -> UOp:
