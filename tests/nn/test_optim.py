@@ -300,3 +300,23 @@ def test_refused() -> None:
     ):
         with pytest.raises(ArgumentError, match=reason):
             make()
+
+
+def test_a_captured_step_follows_a_changed_rate() -> None:
+    w = Tensor([8.0])
+    optimizer = SGD([w], lr=1.0)
+
+    @TinyJit
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss = w.sum()
+        loss.backward()
+        optimizer.step()
+        return loss.realize()
+
+    seen = []
+    for rate in (1.0, 1.0, 1.0, 0.5, 0.25):
+        optimizer.lr.assign(Tensor([rate])).realize()
+        step()
+        seen.append(w.item())
+    assert seen == [7.0, 6.0, 5.0, 4.5, 4.25]
