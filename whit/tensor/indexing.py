@@ -19,6 +19,7 @@ from whit.tensor.selection import (
     wrapped,
     write_arrays,
 )
+from whit.tensor.storage import is_overwritten, next_version
 from whit.uop import Op, Ops, Shape, Sint, UOp, dtypes
 from whit.uop.uop import show_shape
 
@@ -112,7 +113,8 @@ class IndexingMixin(RandomMixin):
                                 fix="use where with a value of the full shape, or a NumPy bool array as "
                                     "the mask")
         placed = self._value_for(value, (1, *rest)).reshape((*(1,) * rank, *rest))
-        return mask.reshape((*shape[:rank], *(1,) * len(rest))).alu(Ops.WHERE, placed, self.uop)
+        wide = mask.reshape((*shape[:rank], *(1,) * len(rest)))
+        return overwritten(self.uop, wide.alu(Ops.WHERE, placed, self.uop))
 
     # ---- along one axis
 
@@ -371,12 +373,20 @@ def _write_basic(target: UOp, selection: Selection, value: UOp) -> UOp:
     memory = memory_below(target)
     if memory is not None and is_view(selection):
         view = read_basic(target, selection)
-        return memory.after(UOp(Ops.STORE, dtypes.void, (view, value))).reshape(target.shape)
+        return next_version(memory, view, value).reshape(target.shape)
     if selection.is_whole:
-        return value.reshape(target.shape)
+        return overwritten(target, value.reshape(target.shape))
     here = scalar_shape(UOp.const(True, dtypes.bool), selection.basic_shape)
     written = place_basic(here, selection).reshape(target.shape)
-    return written.alu(Ops.WHERE, place_basic(value, selection).reshape(target.shape), target)
+    return overwritten(target, written.alu(Ops.WHERE, place_basic(value, selection).reshape(target.shape), target))
+
+
+def overwritten(target: UOp, value: UOp) -> UOp:
+    """The next version of `target`, all of it: in its memory if it has any, else just the value."""
+    memory = memory_below(target)
+    if memory is None:
+        return value
+    return next_version(memory, target, value).reshape(target.shape)
 
 
 def in_memory(uop: UOp) -> bool:
@@ -387,10 +397,11 @@ def in_memory(uop: UOp) -> bool:
 
 
 def memory_below(uop: UOp) -> UOp | None:
-    """The BUFFER, or the latest version of one, that a node is a RESHAPE of; None if it is anything else."""
+    """The BUFFER, or the latest version of one, that a node is a RESHAPE of; None if it is anything else, or if
+    another tensor that shares the memory writes to it."""
     while uop.op is Ops.RESHAPE:
         uop = uop.src[0]
-    return uop if uop.op in (Ops.BUFFER, Ops.AFTER) else None
+    return uop if uop.op in (Ops.BUFFER, Ops.AFTER) and not is_overwritten(uop) else None
 
 
 def rows_last(u: UOp, axis: int) -> UOp:
