@@ -713,7 +713,7 @@ class _Fold:
         """n vectors, a power of two -> one of n lanes, lane i the combination of all lanes of rows[i].
 
         Each step makes one vector of two: lanes whose number has the bit `step` come from the second, and
-        each takes in its neighbour across that bit. What is left beyond n lanes are parts of the same n results.
+        each takes in its neighbour across that bit. What is left beyond n lanes are parts of them.
         """
         lin, scalar, step = self.lin, self.node.dtype, 1
         if len(rows) == 1:
