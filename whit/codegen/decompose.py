@@ -58,22 +58,31 @@ def _is_basic(node: UOp) -> bool:
 
 
 def _function(u: UOp, ctx: Target) -> UOp | None:
-    """EXP2, LOG2, SIN, ERF and POW; types narrower than float32 go through float32. EXP2(x * log2(e)) is
-    e**x."""
+    """EXP2, LOG2, SIN, ERF and POW; types narrower than float32 go through float32."""
     if u.op in ctx.native:
         return None
     if u.dtype not in transcendental.UINT:
         wide = [s.cast(dtypes.float32) for s in u.src]
         return UOp(u.op, dtypes.float32, tuple(wide)).cast(u.dtype)
-    fma = Ops.MULACC in ctx.native
     if u.op is Ops.POW:
         return _power(u.src[0], u.src[1], ctx)
-    x = u.src[0]
-    if u.op is Ops.EXP2 and fma and x.op is Ops.MUL:
-        base, factor = x.src if x.src[1].op is Ops.CONST else x.src[::-1]
-        if factor.op is Ops.CONST and abs(factor.arg) == transcendental.LOG2_E[u.dtype][0]:
-            return transcendental.exp(base, factor.arg < 0)
-    return transcendental.FUNCTIONS[u.op](x, fma)
+    return transcendental.FUNCTIONS[u.op](u.src[0], Ops.MULACC in ctx.native)
+
+
+def _exponential(u: UOp, ctx: Target) -> UOp | None:
+    """EXP2(x * log2(e)) is e**x: rounding the product would cost up to 30 ulp."""
+    product = u.src[0]
+    if product.op is not Ops.MUL or u.dtype not in transcendental.UINT:
+        return None
+    base, factor = product.src if product.src[1].op is Ops.CONST else product.src[::-1]
+    if factor.op is not Ops.CONST or abs(factor.arg) != transcendental.LOG2_E[u.dtype][0]:
+        return None
+    if Ops.EXP2 not in ctx.native:
+        return transcendental.exp(base, factor.arg < 0) if Ops.MULACC in ctx.native else None
+    if u.dtype is dtypes.float64:
+        return None
+    exact = math.copysign(transcendental.LOG2_E[dtypes.float64][0], factor.arg)
+    return alu(Ops.EXP2, base.cast(dtypes.float64) * exact).cast(u.dtype)
 
 
 def _power(x: UOp, y: UOp, target: Target) -> UOp:
@@ -244,6 +253,7 @@ RULES = PatternMatcher([
     _on((Ops.ADD, Ops.MUL), _add_mul_bool, dtypes.bool),
     _on((Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ, Ops.CMPNE), _compare_bool),
     _on(Ops.CAST, _cast_to_bool, dtypes.bool),
+    _on(Ops.EXP2, _exponential),
     _on((Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.ERF, Ops.POW), _function),
     _on((Ops.TRUNC, Ops.FLOOR), _round_whole),
     _on(Ops.RECIPROCAL, _reciprocal),
