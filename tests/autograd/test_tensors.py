@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from whit import Tensor, Variable
+from whit import GlobalCounters, Tensor, Variable
 from whit.helpers import ArgumentError, DTypeError, ShapeError
 
 
@@ -244,3 +244,14 @@ def test_symbolic_sizes(count: int) -> None:
     )
     total.backward()
     close(x.grad, tx.grad)
+
+
+def test_a_realized_inner_value_is_not_computed_again() -> None:
+    x, w = Tensor.rand(64, 64).realize(), Tensor.rand(64, 64).realize()
+    w.requires_grad = True
+    inner = (x @ w).exp()
+    loss = inner.square().sum()
+    inner.realize()
+    before = GlobalCounters.global_ops
+    loss.realize()
+    assert GlobalCounters.global_ops - before < 64 * 64 * 64

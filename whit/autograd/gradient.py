@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 from whit.autograd.rules import RULES, unbroadcast
-from whit.uop import Ops, UOp
+from whit.uop import DType, Op, Ops, UOp
 
-# BUFFER -> the graph that computed what lies in it, for gradients (see history.py)
-origins: weakref.WeakKeyDictionary[UOp, UOp] = weakref.WeakKeyDictionary()
+# BUFFER -> (op, dtype, src, arg) of the node that computed what lies in it, for gradients (see history.py).
+# Not the
+# node itself: that one may name the BUFFER as what it became, and then neither would ever be freed
+Origin = tuple[Op, DType, tuple[UOp, ...], Any]
+origins: weakref.WeakKeyDictionary[UOp, Origin] = weakref.WeakKeyDictionary()
 
 
 def gradient(outputs: Sequence[UOp], inputs: Sequence[UOp], upstreams: Sequence[UOp]) -> list[UOp | None]:
@@ -101,8 +105,8 @@ def _result(node: UOp, anchor: UOp, results: dict[UOp, UOp], reached: set[UOp]) 
 def _operands(node: UOp) -> tuple[UOp, ...]:
     """What the rule is about: the sources; of a write, (old version, view, value); of memory, its history."""
     if node.op is Ops.BUFFER:
-        root = origins.get(node)
-        return () if root is None else (root,)
+        origin = origins.get(node)
+        return () if origin is None else (UOp(*origin),)
     if node.op is Ops.AFTER:
         target, *stores = node.src
         assert len(stores) == 1, "an AFTER of several writes is split before gradients are taken"

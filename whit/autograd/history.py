@@ -8,43 +8,48 @@ overwritten: its values would be lost.
 
 from __future__ import annotations
 
-from whit.autograd.gradient import anchor_of, edges_of, origins
+from whit.autograd.gradient import Origin, anchor_of, edges_of, origins
 from whit.tensor import Tensor
-from whit.uop import UOp
+from whit.uop import Ops, UOp
 
 
-def remember(buffer: UOp, root: UOp) -> bool:
-    """Keep the graph `root`, whose value lies in `buffer` now, if a gradient could flow through it; whether
-    it was kept."""
+def remember(buffer: UOp, root: UOp) -> None:
+    """Keep the graph `root`, whose value lies in `buffer` now, if a gradient could flow through it."""
     if not Tensor.gradients_wanted or not root.dtype.is_float or root.size != buffer.arg.size:
-        return False
+        return
     leaves = {anchor_of(t.uop) for t in Tensor.live if t.requires_grad}
     if anchor_of(root) in leaves:
-        return False
+        return
     seen: set[UOp] = set()
     stack = [root]
     while stack:
         node = stack.pop()
         if node in leaves or (node.became is not None and anchor_of(node.became) in leaves):
-            origins[buffer] = root
-            return True
+            origins[buffer] = _below_views(root)
+            return
         for source in edges_of(node):
             if source not in seen:
                 seen.add(source)
                 stack.append(source)
-    return False
+
+
+def _below_views(root: UOp) -> Origin:
+    """The node that computes; the views above it keep every element in its place, as the BUFFER does."""
+    while root.op in (Ops.RESHAPE, Ops.CONTIGUOUS):
+        root = root.src[0]
+    return root.op, root.dtype, root.src, root.arg
 
 
 def forget_readers(versions: set[UOp]) -> None:
     """Drop the graphs that read one of these versions of buffers, which are about to be overwritten."""
-    for buffer, root in list(origins.items()):
-        if buffer in versions or _reads(root, versions):
+    for buffer, (_, _, sources, _) in list(origins.items()):
+        if buffer in versions or _reads(sources, versions):
             del origins[buffer]
 
 
-def _reads(root: UOp, versions: set[UOp]) -> bool:
+def _reads(sources: tuple[UOp, ...], versions: set[UOp]) -> bool:
     seen: set[UOp] = set()
-    stack = [root]
+    stack = list(sources)
     while stack:
         node = stack.pop()
         if node in versions:

@@ -132,11 +132,31 @@ def _reduce(g: UOp, out: UOp, x: UOp) -> UOp:
 
 def _extremes(g: UOp, out: UOp, x: UOp, axes: tuple[int, ...]) -> UOp:
     """Equal shares to all elements that attain the maximum or minimum."""
+    if not _is_exact(x):
+        x = x.contiguous()
     wide = dtypes.float32 if x.dtype in NARROW else x.dtype
     attains = x.equal(keep_axes(out, x.shape, axes))
     count = keep_axes(attains.cast(wide).reduce(Ops.ADD, axes), x.shape, axes)
     share = (g.cast(wide) / count).cast(x.dtype)
     return attains.where(share, share.const_like(0))
+
+
+def _is_exact(x: UOp) -> bool:
+    """Whether computing the value again gives the same bits: elementwise work on memory does, a sum may be
+    taken in another order."""
+    seen: set[UOp] = set()
+    stack = [x]
+    while stack:
+        node = stack.pop()
+        if node.op is Ops.REDUCE and node.became is None:
+            return False
+        if node not in seen and node.became is None and node.op not in _IN_MEMORY:
+            seen.add(node)
+            stack += node.src
+    return True
+
+
+_IN_MEMORY = (Ops.BUFFER, Ops.AFTER, Ops.COPY, Ops.CONTIGUOUS)
 
 
 def product_of_others(x: UOp, axes: tuple[int, ...]) -> UOp:
