@@ -122,7 +122,8 @@ def tile_cost(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int])
     cycles += 0.05 * max(0.0, code - 2 * MOST_CODE)
     if vector in scope.reduces:  # each output is folded across its lanes after the loops
         cycles += 6.0 * accumulators * math.prod([tile.get(a, 1) / k.original[a] for a in scope.reduces])
-    waste = 1.0
+    depth = sum(n > 1 and a != vector for a, n in tile.items())
+    waste = 1.0 + 0.03 * max(0, depth - 2)  # all else being equal, tiles of few axes
     for axis, amount in tile.items():
         size = k.size(axis)
         if size % amount:

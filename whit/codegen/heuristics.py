@@ -179,7 +179,7 @@ def tiles(k: Kernel, scope: Scope, vector: int | None) -> Iterator[dict[int, int
 def tile_reduction(k: Kernel, scope: Scope, vector: int | None) -> dict[int, int]:
     """Apply the best register tile for a reduction and return it."""
     ranked = sorted([(tile_cost(k, scope, vector, t), n, t) for n, t in enumerate(tiles(k, scope, vector))])
-    ranked = [item for item in ranked[:16] if item[0] < 2 * ranked[0][0]]
+    ranked = [item for item in ranked[:8] if item[0] < 2 * ranked[0][0]]
     best = min(ranked, key=lambda item: item[0] + memory_cost(k, scope, item[2]))[2]
     if vector in scope.reduces:
         best[vector] = _reduce_steps(k, scope, vector, best)
@@ -215,7 +215,9 @@ def unroll(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) ->
     code = max(1.0, body(k, scope, vector, tile)[2])
     outputs = math.prod([n for a, n in tile.items() if a in scope.loops and a != vector])
     crowded = outputs * ceildiv(tile.get(vector or -1, 1), k.lanes) > 0.8 * k.target.vector_registers
-    for axis in reversed([a for a in scope.reduces if a != vector]):
+    # unrolling a loop around another reduction would copy all of that
+    around = {a for s in k.scopes for a in s.loops}
+    for axis in reversed([a for a in scope.reduces if a != vector and a not in around]):
         present = k.table.axes.get(axis)
         if present is None or present.type is not AxisType.REDUCE or not isinstance(present.size, int):
             continue

@@ -73,6 +73,8 @@ class Kernel:
         self.fixed: set[int] = set()  # axes that enter comparisons or values, so that they cannot be merged
         self.scopes = find_scopes(ast, self.fixed)
         self.original = {number: self.size(number) for number in self.table.axes}
+        widest = max([a.itemsize for s in self.scopes for a in s.accesses], default=4)
+        self.lanes = max(1, target.vector_bytes // max(1, widest))  # of the widest type that the kernel touches
         self.weigh()
 
     def size(self, number: int) -> int:
@@ -86,12 +88,6 @@ class Kernel:
     def loops(self) -> list[int]:
         """The LOOP axes, outermost first."""
         return [axis.number for axis in self.table.of_type(AxisType.LOOP)]
-
-    @property
-    def lanes(self) -> int:
-        """Lanes of a vector of the widest type that the kernel touches."""
-        widest = max([a.itemsize for s in self.scopes for a in s.accesses], default=4)
-        return max(1, self.target.vector_bytes // max(1, widest))
 
     # ---- work
 
