@@ -186,10 +186,12 @@ def realize(tensors: Sequence[Tensor]) -> None:
         _refuse_alias_writes(executed)
         versions = {overwritten_version(store) for after in executed for store in after.src[1:]}
         readers = readers_of(versions, {id(t) for t in pending})
-        with paused():  # who reads from outside of a recorded call is no part of the record
-            realize([t for t in readers if id(t) in outsiders])
+        # who reads from outside of a recorded call is no part of the record, unless the call wrote to it
+        quiet = [t for t in readers if id(t) in outsiders and not _writes_any(t.uop, executed)]
+        with paused():
+            realize(quiet)
         for tensor in readers:
-            if id(tensor) not in outsiders:
+            if not any(tensor is q for q in quiet):
                 tensor.uop = resolve(tensor.uop, rebuilt)
                 pending.append(tensor)
         executed = _pending_writes([t.uop for t in pending])
@@ -262,6 +264,11 @@ _VIEW_OPS = frozenset({Ops.RESHAPE, Ops.DETACH, Ops.CONTIGUOUS, Ops.SHRINK, Ops.
 def _pending_writes(roots: list[UOp]) -> list[UOp]:
     """The AFTERs that computing the roots will execute."""
     return [node for node in UOp.sink(*roots).toposort() if node.op is Ops.AFTER]
+
+
+def _writes_any(node: UOp, writes: list[UOp]) -> bool:
+    """Whether computing a node executes one of these AFTERs."""
+    return not set(writes).isdisjoint(_pending_writes([node]))
 
 
 def _without_writes(node: UOp) -> UOp:
