@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from whit.helpers import DEV
-from whit.uop import UOp
+from whit.uop import Ops, UOp, dtypes
 
 if TYPE_CHECKING:
     from whit.tensor.tensor import Tensor
@@ -40,6 +40,26 @@ def peek(buffer: UOp) -> memoryview | None:
     """A BUFFER's bytes while nobody took them out."""
     found = _data.get(buffer)
     return None if found is None else found[0]
+
+
+# ---- versions of memory
+
+_writers: weakref.WeakKeyDictionary[UOp, weakref.ref[UOp]] = weakref.WeakKeyDictionary()
+
+
+def next_version(memory: UOp, view: UOp, value: UOp) -> UOp:
+    """A BUFFER, or a version of one, after `value` has been stored into `view`, which is a view of it."""
+    after = memory.after(UOp(Ops.STORE, dtypes.void, (view, value)))
+    _writers[memory] = weakref.ref(after)
+    return after
+
+
+def is_overwritten(memory: UOp) -> bool:
+    """Whether another write to this version is pending. Memory has one next version: a second writer (of a
+    tensor that shares the memory) needs memory of its own."""
+    ref = _writers.get(memory)
+    after = None if ref is None else ref()
+    return after is not None and after.became is None
 
 
 class Hooks:

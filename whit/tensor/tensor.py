@@ -13,8 +13,8 @@ from whit.helpers import TRAINING, ArgumentError, Context, DTypeError, ShapeErro
 from whit.tensor import storage
 from whit.tensor.base import TensorBase, check_devices
 from whit.tensor.functional import FunctionalMixin
-from whit.tensor.indexing import in_memory
-from whit.tensor.storage import device_name, hooks
+from whit.tensor.indexing import in_memory, memory_below
+from whit.tensor.storage import device_name, hooks, next_version
 from whit.uop import DType, Ops, Shape, UOp, dtypes
 from whit.uop.dtype import FLOAT_INFO, to_dtype, wrap
 from whit.uop.uop import show_shape
@@ -283,9 +283,9 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
 
     def assign(self, value: Any) -> Self:
         """Write a value of this dtype, broadcast to this shape, into this tensor's memory. Whoever read the
-        tensor before keeps what it read. A tensor that has no memory yet takes over the value. A view
-        (`x[1:3]`, `x.T`) writes through to its part of the memory, and `x` keeps the old version: use `x[1:3]
-        = value` to change x.
+        tensor before, or shares its memory, keeps the old value. A tensor that is no whole piece of memory
+        (not realized yet, or a view such as `x[1:3]` or `x.T`) takes over the value: use `x[1:3] = value` to
+        change a part of x.
 
         Errors: ShapeError, DTypeError (nothing is cast), DeviceError.
 
@@ -298,17 +298,8 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
         uop = self.uop
         if new is uop:
             return self
-        if in_memory(uop):
-            self.uop = uop.after(UOp(Ops.STORE, dtypes.void, (uop, new)))
-            return self
-        chain, base = _view_chain(uop)
-        if chain and in_memory(base):
-            written = base.after(UOp(Ops.STORE, dtypes.void, (uop, new)))
-            for view in chain:
-                written = view.replace(src=(written,))
-            self.uop = written
-        else:
-            self.uop = new
+        memory = memory_below(uop)
+        self.uop = new if memory is None else next_version(memory, uop, new).reshape(uop.shape)
         return self
 
     def _assigned(self, value: Any) -> UOp:
@@ -344,18 +335,6 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
         """A context in which layers behave as in training (`with Tensor.train(): …`); `Tensor.training`
         tells."""
         return Context(TRAINING=int(mode))
-
-
-_VIEWS = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.SHRINK, Ops.FLIP})
-
-
-def _view_chain(uop: UOp) -> tuple[list[UOp], UOp]:
-    """The views above a node that lies in memory, innermost first, and that node."""
-    chain: list[UOp] = []
-    while uop.op in _VIEWS and not in_memory(uop):
-        chain.append(uop)
-        uop = uop.src[0]
-    return chain[::-1], uop
 
 
 def _in_plain_memory(uop: UOp) -> bool:
