@@ -163,6 +163,8 @@ class _Work:
             saved = count * (1 - 1 / width[r])
             if terms is None or abs(terms.get(r, 0)) == 1:
                 gain[r] += saved
+            elif 1 < abs(terms.get(r, 0)) <= 4:  # a few wide loads and a shuffle
+                gain[r] += saved / 4
             elif terms.get(r) or any(r in t.ranges for t in terms):
                 gain[r] -= count
             else:  # only the mask depends on the axis
