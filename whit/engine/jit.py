@@ -262,8 +262,10 @@ class Captured:
         result: Any,
         values: dict[str, int],
         input_nodes: list[UOp],
+        kept: set[int],
     ) -> None:
         self.outputs, self.result, self.trace = outputs, result, trace
+        self.kept = kept  # inputs that the function overwrites through an alias: it writes to a copy
         self.slots: dict[tuple[int, int], int] = {}
         self.handles: list[Any] = []
         self.value_names = list(values)
@@ -330,7 +332,9 @@ class Captured:
             for step in trace.steps
             for slot in (range(_stores(step)) if step.kernel is not None else (0,))
         }
-        self.written_inputs = [n for n, b in enumerate(inputs) if id(b.base or b) in written]
+        self.written_inputs = [
+            n for n, b in enumerate(inputs) if id(b.base or b) in written and n not in self.kept
+        ]
         holders = [t for t in Tensor.live if is_realized(t.uop)]
         self.state: set[UOp] = set()
         self.holders: list[weakref.ref[Tensor]] = []
@@ -370,8 +374,13 @@ class Captured:
             key, first = random_.next_key(random_.key_buffers[node][1])
             memory.copyin(memoryview(random_.key_bytes(key, first)))
         handles = self.handles
-        for tensor, slots in zip(tensors, self.input_slots):
+        copies = []
+        for number, (tensor, slots) in enumerate(zip(tensors, self.input_slots)):
             if slots:
+                if number in self.kept:
+                    tensor = tensor.clone()
+                    realize([tensor])
+                    copies.append(tensor)
                 base, offset = _place(tensor)
                 start = buffer_of(base)
                 device = Device.get(start.device)
@@ -648,9 +657,34 @@ class TinyJit(Generic[P, R]):
             recorder.pop()
         trace.before.clear()
         buffers = [buffer_of(node) for node in nodes]
-        self._captured[key] = Captured(trace, buffers, outputs, _shell(result), inputs.values, nodes)
+        kept = self._moved_inputs(inputs, trace, nodes)
+        self._captured[key] = Captured(trace, buffers, outputs, _shell(result), inputs.values, nodes, kept)
         log(1, f"jit: captured {len(trace.steps)} kernels of {self.name}")
         return result
+
+
+    def _moved_inputs(self, inputs: Inputs, trace: _Trace, nodes: list[UOp]) -> set[int]:
+        """The arguments that lie in other memory after the call: their own was overwritten through an alias,
+        from which they were saved. ArgumentError if the function itself made them other tensors."""
+        written = {
+            id(b.base or b)
+            for step in trace.steps
+            for b in step.buffers[: _stores(step) if step.kernel is not None else 1]
+        }
+        moved = set()
+        for n, (tensor, node) in enumerate(zip(inputs.tensors, nodes)):
+            realized = is_realized(tensor.uop)
+            memory = buffer_of(memory_of(tensor.uop)) if realized else None
+            if memory is buffer_of(node) or (realized and not _is_whole(tensor)):
+                continue
+            if memory is None or id(memory.base or memory) in written:
+                raise ArgumentError(
+                    f"jit of {self.name}: tensor {n} of its arguments",
+                    because="the function makes it another tensor, which a replay cannot do for the caller",
+                    fix="write to it with assign or x[...] = value, or return the new tensor",
+                )
+            moved.add(n)
+        return moved
 
 
 def _method(function: Callable[..., Any], instance: Any) -> Callable[..., Any]:
