@@ -19,6 +19,8 @@ from tests.codegen.opts_kernels import (
     conv,
     conv_weight_gradient,
     elementwise,
+    fold,
+    folds,
     full_sum,
     gather,
     loops,
@@ -158,6 +160,55 @@ def test_gather_vectorises_inside_of_a_row():
 
 def test_transpose_is_correct_and_threaded():
     assert AxisType.THREAD in sizes(transpose(1024, 1024))
+
+
+def test_loops_nest_around_the_reductions_that_need_them():
+    """out[i, j] = x[i, j] - sum over k of y[k, j]: j goes outside, or the sum is computed for every i."""
+    i, j = loops(512, 512)
+    (k,) = folds(2, 512)
+    total = fold(Ops.ADD, read(param(2, 512 * 512), k * 512 + j), k)
+    value = read(param(1, 512 * 512), i * 512 + j) - total
+    ast = UOp.sink(store(param(0, 512 * 512), i * 512 + j, value, i, j))
+    made = apply(ast, choose(ast, AVX512), AVX512)
+    total = next(u for u in made.toposort() if u.op is Ops.REDUCE)
+    around = [a.number for a in axes(made) if a.type in (AxisType.THREAD, AxisType.LOOP)]
+    needed = {r.arg.uid for r in total.ranges}
+    assert [n in needed for n in around] == sorted([n in needed for n in around], reverse=True)
+
+
+def test_an_axis_cut_in_blocks_is_contiguous_inside_of_a_block():
+    """The sum over heads and their elements, as the projection after attention reads them."""
+    i, j = loops(64, 64)
+    (k,) = folds(2, 256)
+    x, w = param(1, 64 * 256), param(2, 64 * 256)
+    value = read(x, k // 64 * 4096 + i * 64 + k % 64) * read(w, j * 256 + k)
+    ast = UOp.sink(store(param(0, 4096), i * 64 + j, fold(Ops.ADD, value, k), i, j))
+    made = apply(ast, choose(ast, AVX512), AVX512)
+    assert not any(u.op in (Ops.FLOORDIV, Ops.FLOORMOD) for u in made.toposort())
+    assert any(a.type is AxisType.UNROLL and a.size % 16 == 0 for a in axes(made))
+    given_buffers = buffers_for(ast)
+    for want, got in zip(outputs(ast, given_buffers), outputs(made, given_buffers)):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["elementwise", "row_sum", "matmul"])
+def test_empty_axes(name):
+    ast = {"elementwise": elementwise(0, 3), "row_sum": row_sum(3, 0), "matmul": matmul(4, 5, 0)}[name]
+    assert choose(ast, AVX512) == ()
+
+
+def test_one_element():
+    for ast in (elementwise(1), full_sum(1), matmul(1, 1, 1), softmax(1, 1)):
+        apply(ast, choose(ast, AVX512), AVX512)
+
+
+def test_gathers_are_not_unrolled_without_end():
+    """Every lane of a gather is an instruction: the body of the loop must stay small."""
+    (i,) = loops(64)
+    n, y, x = folds(1, 128, 6, 6)
+    value = read(param(1, 128 * 64 * 9), (n * 64 + i) * 9 + y // 2 * 3 + x // 2)
+    ast = UOp.sink(store(param(0, 64), i, fold(Ops.ADD, value, n, y, x), i))
+    assert np.prod([a.size for a in axes(apply(ast, choose(ast, AVX512), AVX512)) if a.type.is_tile]) <= 512
 
 
 def test_symbolic_sizes_are_left_alone():

@@ -247,9 +247,13 @@ def _reach(access: Access, scope: Scope, tile: dict[int, int], room: float) -> f
     return reach
 
 
-def divisors(size: int) -> list[int]:
-    """All divisors, in order."""
-    return [d for d in range(1, size + 1) if size % d == 0]
+def divisors(size: int, most: int | None = None) -> list[int]:
+    """Divisors of `size` in order, up to `most`.
+
+    >>> divisors(12, 5)
+    [1, 2, 3, 4]
+    """
+    return [d for d in range(1, min(size, most or size) + 1) if size % d == 0]
 
 
 def memory_cost(k: Kernel, scope: Scope, tile: dict[int, int]) -> float:

@@ -22,6 +22,7 @@ from whit.codegen.costs import (
     MOST_CODE,
     best_sweep,
     body,
+    divisors,
     memory_cost,
     memory_cycles,
     piece,
@@ -30,7 +31,7 @@ from whit.codegen.costs import (
     vector_cost,
     walks_lines,
 )
-from whit.codegen.opts import Axis, Opt, OptKind
+from whit.codegen.opts import Axis, Opt, OptKind, axes
 from whit.codegen.scopes import Kernel, Scope
 from whit.codegen.target import Target
 from whit.helpers import NOOPT, ceildiv, round_up
@@ -123,11 +124,6 @@ def choose_vector(k: Kernel) -> tuple[int | None, dict[Scope, int | None]]:
 
 
 # ---- 4 tile ----------------------------------------------------------------------------------------------
-
-
-def divisors(size: int, most: int) -> list[int]:
-    """Divisors of `size` up to `most`."""
-    return [d for d in range(1, min(size, most) + 1) if size % d == 0]
 
 
 def _amounts(k: Kernel, axis: int) -> list[int]:
@@ -298,7 +294,7 @@ def _tasks(k: Kernel, axis: Axis, most: int) -> int:
 
 def choose(ast: UOp, target: Target) -> tuple[Opt, ...]:
     """Opts for a kernel, from the target's facts alone; none when NOOPT=1."""
-    if NOOPT:
+    if NOOPT or any(axis.size == 0 for axis in axes(ast)):  # loops that never run need no care
         return ()
     k = Kernel(ast, target)
     nest(k)
@@ -339,7 +335,7 @@ def tile_elementwise(k: Kernel, scope: Scope, vector: int) -> int:
     tile."""
     width, size = vector_width(k, vector), k.size(vector)
     if vector_cost(k, scope, vector) >= vector_cost(k, scope, None) or k.lanes == 1:
-        return 1
+        return 4 if size % 4 == 0 and size > 16 and k.tile(vector, 4) else 1  # less of the loop itself
     most = 4 if scope.alus <= 12 else 2 if scope.alus <= 30 else 1
     if any(not x.is_cheap(vector) for x in scope.accesses):
         most = 1

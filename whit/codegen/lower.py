@@ -318,32 +318,6 @@ _SPECIALS = (
 )
 
 
-def fuse_multiply_add(ast: UOp, target: Target) -> UOp:
-    """a * b + c -> MULACC(a, b, c) for floats where the target has it and nothing else uses the product.
-
-    Before:  ADD(MUL(a, b), c)
-    After:   MULACC(a, b, c)
-    """
-    if Ops.MULACC not in target.native:
-        return ast
-    order = ast.toposort()
-    uses: dict[UOp, int] = {}
-    for node in order:
-        for s in node.src:
-            uses[s] = uses.get(s, 0) + 1
-    new: dict[UOp, UOp] = {}
-    for node in order:
-        src = tuple([new[s] for s in node.src])
-        result = node if src == node.src else node.replace(src=src)
-        if node.op is Ops.ADD and node.dtype.is_float and node.dtype not in target.storage_only:
-            for at in (0, 1):
-                if node.src[at].op is Ops.MUL and uses[node.src[at]] == 1:
-                    result = UOp(Ops.MULACC, node.dtype, (*src[at].src, src[1 - at]))
-                    break
-        new[node] = result
-    return new[ast]
-
-
 def _decompose(ast: UOp, target: Target) -> UOp:
     return decompose(ast, target)
 
@@ -359,7 +333,6 @@ def lower_passes() -> tuple[Pass, ...]:
             "work-items share reductions; THREAD, GLOBAL and LOCAL ranges are hardware indices",
         ),
         Pass("simplify indices", lambda u, _: simplify(u), "tiled", "tiled", "canonical index arithmetic"),
-        Pass("fuse multiply-add", fuse_multiply_add, "tiled", "tiled", "MULACC where the target has it"),
         Pass("decompose", _decompose, "tiled", "tiled", "only ops and dtypes that the target computes"),
         Pass(
             "simplify again",

@@ -74,7 +74,7 @@ class Kernel:
         self.scopes = find_scopes(ast, self.fixed)
         self.original = {number: self.size(number) for number in self.table.axes}
         widest = max([a.itemsize for s in self.scopes for a in s.accesses], default=4)
-        self.lanes = max(1, target.vector_bytes // max(1, widest))  # of the widest type that the kernel touches
+        self.lanes = max(1, target.vector_bytes // max(1, widest))  # of the widest type that is touched
         self.weigh()
 
     def size(self, number: int) -> int:

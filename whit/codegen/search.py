@@ -12,7 +12,8 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from whit.codegen.heuristics import choose, divisors
+from whit.codegen.costs import divisors
+from whit.codegen.heuristics import choose
 from whit.codegen.lower import prepare
 from whit.codegen.opts import Axis, AxisTable, Opt, OptError, OptKind
 from whit.codegen.target import Target
