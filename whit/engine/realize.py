@@ -166,6 +166,35 @@ def _become(node: UOp, memory: UOp) -> None:
         return  # constants are everywhere, and stay what they are; a DETACH of one is somebody's leaf
     if node is not memory:
         node.became = memory
+        _became.add(node)
+
+
+_became: weakref.WeakSet[UOp] = weakref.WeakSet()  # the nodes with `became`
+
+
+def _forget_overwritten(memories: set[UOp]) -> None:
+    """Graphs that are built from now on and read these BUFFERs mean their new contents, and equal graphs are
+    one node: what such a node became is the old value, so it is forgotten. (Tensors that hold it were
+    resolved before.)"""
+    for node in list(_became):
+        if _names(node, memories):
+            node.became = None
+            _became.discard(node)
+
+
+def _names(node: UOp, memories: set[UOp], versions: bool = True) -> bool:
+    """Whether a graph mentions one of the BUFFERs; not `versions`: as it is now, which an AFTER of it is
+    not."""
+    seen: set[UOp] = set()
+    stack = [node]
+    while stack:
+        n = stack.pop()
+        if n in memories:
+            return True
+        if n not in seen and (versions or n.op is not Ops.AFTER):
+            seen.add(n)
+            stack += n.src
+    return False
 
 
 # ---- realize -----------------------------------------------------------------------------------------------
@@ -198,6 +227,9 @@ def realize(tensors: Sequence[Tensor]) -> None:
     roots = [t.uop for t in pending]
     plan, externals, values = schedule(roots)
     memory = execute(plan, externals, values)
+    overwritten = {memory_of(_overwritten_memory(after)) for after in executed}
+    if overwritten:
+        _forget_overwritten(overwritten)
     for tensor, root, result in zip(pending, roots, plan.results, strict=True):
         base = contiguous_view(root)
         if base is not None:
@@ -206,11 +238,11 @@ def realize(tensors: Sequence[Tensor]) -> None:
         slot = plan.slots[result.slot]
         node = memory[result.slot]
         buffer = _node_of(node, root, slot.size)
-        if not executed and history.remember(memory_of(buffer), root):
-            tensor.uop = buffer
-            continue
-        _become(root, buffer)
-        _become(stripped(root), _shaped(memory_of(buffer), stripped(root)))
+        if not executed:
+            history.remember(memory_of(buffer), root)
+        if not overwritten or not _names(root, overwritten, versions=False):
+            _become(root, buffer)
+            _become(stripped(root), _shaped(memory_of(buffer), stripped(root)))
         tensor.uop = buffer
     for after in executed:
         _become(after, _overwritten_memory(after))
@@ -298,12 +330,15 @@ def readers_of(versions: set[UOp], known: set[int]) -> list[Tensor]:
     be realized before the write: what is computed from the version stays as it is, what is the version itself
     becomes a copy of it."""
     found = []
+    memories = {memory_of(_overwritten_memory(version)) for version in versions}
     history.forget_readers(versions)
     for tensor in Tensor.live:
         if id(tensor) in known or (tensor.uop.op is Ops.AFTER and tensor.uop in versions):
             continue
         node = resolve(tensor.uop)
         if not reads_any(node, versions):
+            if node is not tensor.uop and _names(tensor.uop, memories):  # it means the old contents
+                tensor.uop = node
             continue
         tensor.uop = node.copy_to(node.device or _default()) if contiguous_view(node) is not None else node
         found.append(tensor)
