@@ -53,9 +53,9 @@ def nest(k: Kernel) -> None:
     present = k.loops()
     orders = [present]
     for scope in k.scopes:
-        for axes in (frozenset(scope.loops), *scope.ops):
-            first = [n for n in present if n in axes]
-            orders.append(first + [n for n in present if n not in axes])
+        for needed in (frozenset(scope.loops), *scope.ops):
+            first = [n for n in present if n in needed]
+            orders.append(first + [n for n in present if n not in needed])
     best = min(orders, key=k.nested_work)
     if k.nested_work(best) > 0.8 * k.nested_work(present):
         return
