@@ -152,6 +152,17 @@ class TensorBase:
         """The number of elements when symbolic sizes are at their greatest."""
         return int(prod(self.max_shape))
 
+    # ---- memory
+
+    def contiguous(self) -> Self:
+        """The value in row-major memory of its own; itself if it already is."""
+        below = self.uop
+        while below.op is Ops.RESHAPE:
+            below = below.src[0]
+        if below.op in (Ops.BUFFER, Ops.AFTER, Ops.CONTIGUOUS):
+            return self
+        return self._wrap(self.uop.contiguous())
+
     # ---- operands
 
     def _operands(self, other: Any, what: str) -> tuple[UOp, UOp]:

@@ -194,7 +194,8 @@ class ReduceMixin(MovementMixin):
                 self.unsqueeze(0)._arg_extreme(op, self._axis_of_scalar(axis, what), keepdim, what).reshape()
             )
         at = self._axis(axis, what)
-        best = self.cast(dtypes.uint8) if self.uop.dtype.is_bool else self
+        # in memory: a value computed twice may differ in its last bit, and then would equal nothing
+        best = (self.cast(dtypes.uint8) if self.uop.dtype.is_bool else self).contiguous()
         hit = best.eq(best._extreme(op, at, True, what))
         if self.uop.dtype.is_float:
             hit = hit | self.isnan()

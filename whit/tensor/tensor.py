@@ -13,7 +13,7 @@ from whit.helpers import TRAINING, ArgumentError, Context, DTypeError, ShapeErro
 from whit.tensor import storage
 from whit.tensor.base import TensorBase, check_devices
 from whit.tensor.functional import FunctionalMixin
-from whit.tensor.indexing import in_memory, memory_below
+from whit.tensor.indexing import memory_below
 from whit.tensor.storage import device_name, hooks, next_version
 from whit.uop import DType, Ops, Shape, UOp, dtypes
 from whit.uop.dtype import FLOAT_INFO, to_dtype, wrap
@@ -233,14 +233,6 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
         return result
 
     # ---- memory and devices
-
-    def contiguous(self) -> Self:
-        """The value in row-major memory of its own; itself if it already is."""
-        return (
-            self
-            if in_memory(self.uop) or self.uop.op is Ops.CONTIGUOUS
-            else self._wrap(self.uop.contiguous())
-        )
 
     def contiguous_backward(self) -> Self:
         """The value itself: where gradients are stored is the schedule's decision."""
