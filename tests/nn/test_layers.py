@@ -309,3 +309,15 @@ def test_wrong_types_are_refused() -> None:
         nn.Embedding(3, 2)([1, 2])
     with pytest.raises(ArgumentError, match="layers take tensors"):
         nn.Dropout()([1.0])
+
+
+def test_statistics_that_nobody_reads_do_not_pile_up() -> None:
+    ours, theirs = nn.BatchNorm(2), torch.nn.BatchNorm1d(2)
+    x = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
+    with Tensor.train():
+        for _ in range(40):
+            ours(Tensor(x))
+            theirs(torch.tensor(x))
+    assert len(ours.running_mean.uop.toposort()) < 40 * 10
+    compare(ours.running_mean, theirs.running_mean)
+    assert ours.num_batches_tracked.item() == 40

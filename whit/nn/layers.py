@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from whit.helpers import TRAINING, ArgumentError, DTypeError, ShapeError, prod
-from whit.tensor import Tensor
+from whit.tensor import Tensor, hooks
 from whit.tensor.tensor import buffer_of, pack
-from whit.uop import DType, dtypes
+from whit.uop import DType, Ops, dtypes
 from whit.uop.uop import show_shape
 
 Size = int | Sequence[int]
+MAX_PENDING = 16  # updates of running statistics that may wait to be computed
 
 
 def parameter(value: Tensor) -> Tensor:
@@ -322,6 +323,7 @@ class BatchNorm:
                 because="its variance is not defined",
                 fix="use a larger batch, or evaluate outside of training",
             )
+        self._bound_pending()
         self.num_batches_tracked.assign(self.num_batches_tracked + 1)
         rate = (
             self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.cast(dtypes.float32)
@@ -331,6 +333,15 @@ class BatchNorm:
         self.running_var.assign(
             (self.running_var * (1 - rate) + unbiased * rate).cast(self.running_var.dtype)
         )
+
+    def _bound_pending(self) -> None:
+        """Statistics that nobody asks for would hold the graph of every batch so far: compute them now and
+        then."""
+        pending, node = 0, self.running_mean.uop
+        while node.op is Ops.AFTER:
+            pending, node = pending + 1, node.src[0]
+        if pending >= MAX_PENDING:
+            hooks.realize([self.running_mean, self.running_var, self.num_batches_tracked])
 
 
 BatchNorm1d = BatchNorm2d = BatchNorm3d = BatchNorm
