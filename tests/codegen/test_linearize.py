@@ -8,7 +8,7 @@ import pytest
 
 from tests.codegen.linear_eval import LinearProgram
 from whit.codegen.linearize import linearize
-from whit.codegen.lower import bind_specials, fuse_multiply_add, group_reduces, nest_stores, prepare
+from whit.codegen.lower import bind_specials, group_reduces, nest_stores, prepare
 from whit.codegen.opts import apply, parse_opts
 from whit.codegen.target import Target
 from whit.uop import AxisType, DType, Op, Ops, ParamArg, UOp, dtypes
@@ -59,7 +59,7 @@ def program(ast: UOp, opts: str = "", target: Target = TARGET) -> UOp:
     verify(ready, "kernel")
     tiled = apply(ready, parse_opts(opts), target)
     verify(tiled, "tiled")
-    lowered = simplify(fuse_multiply_add(simplify(nest_stores(bind_specials(group_reduces(tiled)))), target))
+    lowered = simplify(nest_stores(bind_specials(group_reduces(tiled))))
     verify(lowered, "tiled")
     linear = linearize(lowered, target)
     verify(linear, "linear")

@@ -9,7 +9,6 @@ from whit.codegen.estimate import estimate
 from whit.codegen.lower import (
     bind_specials,
     drop_unit_ranges,
-    fuse_multiply_add,
     group_reduces,
     hoist_factors,
     nest_stores,
@@ -311,22 +310,6 @@ def test_nest_stores() -> None:
     assert kernel.src[0] is first
     assert [r.arg.uid for r in kernel.src[1].src[1:]] == [2, 3]
     assert nest_stores(UOp.sink(first, first)) is UOp.sink(first, first)
-
-
-def test_fuse_multiply_add() -> None:
-    """Only floats, only products that nothing else uses, only where the target can."""
-    i = UOp.range(4, uid=0)
-    p, q = (parse(f"%0 = param float32; slot={n} size=4") for n in range(2))
-    x = UOp(Ops.INDEX, dtypes.float32, (q, i))
-    once, twice = x * 3.0 + 1.0, (x * x + 1.0) * (x * x)
-
-    def stored(value: UOp) -> UOp:
-        return UOp.sink(UOp(Ops.STORE, dtypes.void, (p, i, value)).end(i))
-
-    fused = fuse_multiply_add(stored(once), TARGET).src[0].src[0].src[2]
-    assert fused is x.alu(Ops.MULACC, UOp.const(3.0, dtypes.float32), UOp.const(1.0, dtypes.float32))
-    assert fuse_multiply_add(stored(twice), TARGET) is stored(twice)
-    assert fuse_multiply_add(stored(once), Target("plain", "c")) is stored(once)
 
 
 def matmul(m: int, n: int, k: int) -> UOp:

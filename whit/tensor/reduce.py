@@ -121,12 +121,17 @@ class ReduceMixin(MovementMixin):
 
     def std(self, axis: Axis = None, keepdim: Bool = False, correction: int = 1) -> Self:
         """The standard deviation: the root of `var`."""
-        return self.var(axis, keepdim, correction).sqrt()
+        return self.var(axis, keepdim, correction)._deviation()
+
+    def _deviation(self) -> Self:
+        """The root of a variance. Where all values are equal its gradient is 0, not the infinity of sqrt."""
+        none = self.eq(0)
+        return none.where(0, none.where(1, self).sqrt())
 
     def std_mean(self, axis: Axis = None, keepdim: Bool = False, correction: int = 1) -> tuple[Self, Self]:
         """(standard deviation, mean)."""
         var, mean = self.var_mean(axis, keepdim, correction)
-        return var.sqrt(), mean
+        return var._deviation(), mean
 
     def any(self, axis: Axis = None, keepdim: Bool = False) -> Self:
         """Whether some element is non-zero."""
