@@ -418,13 +418,20 @@ class ElementwiseMixin(TensorBase):
         return self._apply(Ops.WHERE, "where", condition, a, b)
 
     def clip(self, min: Any = None, max: Any = None) -> Self:
-        """Limit to [min, max]; either may be None, a scalar or a tensor. NaN stays."""
+        """Limit to [min, max]; either may be None, a scalar or a tensor. NaN stays. At a bound that is a
+        scalar, the gradient passes."""
         if min is None and max is None:
             raise ArgumentError(
                 "clip", because="neither min nor max is given", fix="pass at least one of them"
             )
-        result = self if min is None else self.maximum(min)
-        return result if max is None else result.minimum(max)
+        result = self
+        if min is not None:
+            scalar = self.uop.dtype.is_float and isinstance(min, (int, float))
+            result = (self < min).where(min, self) if scalar else self.maximum(min)
+        if max is None:
+            return result
+        scalar = result.uop.dtype.is_float and isinstance(max, (int, float))
+        return (result > max).where(max, result) if scalar else result.minimum(max)
 
     def clamp(self, min: Any = None, max: Any = None) -> Self:
         """Another name of `clip`."""
@@ -805,10 +812,10 @@ class ElementwiseMixin(TensorBase):
         return self.maximum(0)
 
     def relu6(self) -> Self:
-        return self.clip(0, 6)
+        return self.maximum(0).minimum(6)
 
     def hardtanh(self, min_val: Float = -1, max_val: Float = 1) -> Self:
-        return self.clip(min_val, max_val)
+        return self.maximum(min_val).minimum(max_val)
 
     @_in_single
     def sigmoid(self) -> Self:
@@ -820,7 +827,7 @@ class ElementwiseMixin(TensorBase):
     @_in_single
     def hardsigmoid(self, alpha: Float = 1 / 6, beta: Float = 0.5) -> Self:
         """alpha * x + beta, limited to [0, 1]."""
-        return (self._float() * alpha + beta).clip(0, 1)
+        return (self._float() * alpha + beta).maximum(0).minimum(1)
 
     @_in_single
     def silu(self) -> Self:
