@@ -222,6 +222,22 @@ def test_padded_reductions_fold_the_identity(op):
     same(ast, optimised(ast, "PADTO axis 1 to 4, UNROLL axis 1 by 4"))
 
 
+def test_a_mask_that_varies_over_the_tile_becomes_a_choice():
+    """A running sum: x[k] is read once for all outputs of the tile, and chosen per output where k <= i."""
+    (i,) = loops(8)
+    (k,) = folds(1, 8)
+    x = param(1, 8)
+    ast = UOp.sink(store(param(0, 8), i, fold(Ops.ADD, read(x, k, k.le(i)), k), i))
+    r = optimised(ast, "UPCAST axis 0 by 8")
+    assert all(len(u.src) == 2 for u in r.toposort() if u.op is Ops.INDEX)
+    assert any(u.op is Ops.WHERE for u in r.toposort())
+    same(ast, r)
+    outside = UOp.sink(store(param(0, 8), i, fold(Ops.ADD, read(x, k * 2, k.lt(4) & k.le(i)), k), i))
+    r = optimised(outside, "UPCAST axis 0 by 8")  # the mask also keeps the read inside of the buffer
+    assert all(len(u.src) == 3 for u in r.toposort() if u.op is Ops.INDEX)
+    same(outside, r)
+
+
 # ---- refusals --------------------------------------------------------------------------------------------
 
 

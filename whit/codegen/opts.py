@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 from whit.codegen.target import Target
 from whit.helpers import WhitError, prod, round_up
-from whit.uop import AxisType, Op, Ops, RangeArg, Sint, UOp, dtypes
+from whit.uop import AxisType, Ops, RangeArg, Sint, UOp, dtypes
 from whit.uop.ops import identity
-from whit.uop.symbolic import _simplify_node, conjunction, simplify
+from whit.uop.symbolic import _simplify_node, conditions_of, conjunction, simplify
 from whit.uop.text import arg_class
 
 
@@ -499,13 +499,12 @@ class _Builder:
         return sorted(found, key=lambda r: (r.arg.axis, r.arg.uid))
 
     def access(self, node: UOp, src: tuple[UOp, ...], mask: UOp | None, roots: Iterable[UOp]) -> UOp:
-        extra = (
-            [m for root in sorted(roots, key=lambda r: r.arg.uid) for m in self.masks.get(root, ())]
-            if self.masks
-            else []
-        )
-        mask = conjunction(mask, *extra)
-        return UOp(node.op, node.dtype, src if mask is None else (*src, mask))
+        if self.masks:
+            padded = sorted([root for root in roots if root in self.masks], key=lambda r: r.arg.uid)
+            mask = conjunction(mask, *[m for root in padded for m in self.masks[root]])
+        if mask is None:
+            return UOp(node.op, node.dtype, src)
+        return _unmasked_read(node, src, mask) or UOp(node.op, node.dtype, (*src, mask))
 
     def reduce(self, node: UOp) -> UOp:
         value = self.new[node.src[0]]
@@ -515,6 +514,27 @@ class _Builder:
             assert inside is not None
             value = inside.where(value, UOp.const(identity(node.arg.op, node.dtype), node.dtype))
         return UOp(Ops.REDUCE, node.dtype, (value, *self.present(node.src[1:])), node.arg)
+
+
+def _unmasked_read(node: UOp, src: tuple[UOp, ...], mask: UOp) -> UOp | None:
+    """A read inside of its buffer whose mask varies over more of the tile than its index does is one read and
+    many choices; None for any other.
+
+    Before:  INDEX(p, i, u <= j)            with u in the tile: a masked read for every u
+    After:   WHERE(u <= j, INDEX(p, i), 0)
+    """
+    if node.op is not Ops.INDEX or mask.op is Ops.CONST:
+        return None
+    varying = {r for r in mask.ranges if r.arg.axis.is_tile} - src[1].ranges
+    low, high = src[1].bounds
+    if not varying or low < 0 or high >= src[0].arg.size:
+        return None
+    parts = conditions_of(mask)
+    moved = conjunction(*[c for c in parts if not varying.isdisjoint(c.ranges)])
+    kept = conjunction(*[c for c in parts if varying.isdisjoint(c.ranges)])
+    assert moved is not None, "the mask varies"
+    read = UOp(Ops.INDEX, node.dtype, src if kept is None else (*src, kept))
+    return moved.where(read, UOp.const(0, node.dtype))
 
 
 _ZERO_PRESERVING = (Ops.CAST, Ops.NEG, Ops.ADD, Ops.SUB, Ops.MUL, Ops.MAX, Ops.MIN)
