@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from whit.codegen.target import Target
-from whit.uop import AxisType, Op, Ops, UOp, dtypes
+from whit.uop import AxisType, Op, Ops, PyConst, UOp, dtypes
 from whit.uop.symbolic import Linear, linear_form, simplify
 
 Dims = tuple[UOp, ...]  # tile ranges of a value, the vector axis last
@@ -97,6 +97,18 @@ class Address:
             return tuple([self.offset + self.stride * lane for lane in range(lanes)])
         first = self.lanes[0][0]
         return tuple([c for _, c in self.lanes]) if all(t == first for t, _ in self.lanes) else None
+
+    def among(self, used: Sequence[PyConst]) -> Address:
+        """The same address on the lanes that are used, as a regular one if those make it one."""
+        offsets = self.offsets(len(used))
+        if self.lanes is None or offsets is None:
+            return self
+        on = [n for n, use in enumerate(used) if use]
+        step = (offsets[on[-1]] - offsets[on[0]]) // (on[-1] - on[0]) if len(on) > 1 else 1
+        start = offsets[on[0]] - step * on[0]
+        if any(offsets[n] != start + step * n for n in on):
+            return self
+        return Address(self.same_terms(), start, step, scalars=self.scalars, vectors=self.vectors)
 
     def same_terms(self) -> list[tuple[UOp, int]]:
         """The terms that all lanes have in common, when `offsets` is not None."""

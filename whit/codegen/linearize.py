@@ -468,6 +468,7 @@ class _Linearizer:
             if not any(known):
                 return UOp.const(0, wide)
             mask = None if all(known) else mask
+            address = address.among(known)
         gate = () if mask is None else (mask,)
         if lanes == 1:
             return self.emit(Ops.LOAD, dtype, (memory, self.start(address), *gate))
