@@ -255,3 +255,26 @@ def test_a_realized_inner_value_is_not_computed_again() -> None:
     before = GlobalCounters.global_ops
     loss.realize()
     assert GlobalCounters.global_ops - before < 64 * 64 * 64
+
+
+@pytest.mark.parametrize(
+    "name", ["clip", "relu", "relu6", "hardtanh", "std", "abs", "max", "max_pool", "sqrt"]
+)
+def test_points_without_a_derivative_follow_pytorch(name: str) -> None:
+    values = np.array([[-1.0, 0.0, 1.0, 1.0], [6.0, 6.0, 0.0, 2.0], [3.0, 3.0, 3.0, 3.0]], np.float32)
+    x, tx = Tensor(values, requires_grad=True), torch.tensor(values, requires_grad=True)
+    pairs = {
+        "clip": lambda: (x.clip(0, 6), tx.clamp(0, 6)),
+        "relu": lambda: (x.relu(), tx.relu()),
+        "relu6": lambda: (x.relu6(), torch.nn.functional.relu6(tx)),
+        "hardtanh": lambda: (x.hardtanh(), torch.nn.functional.hardtanh(tx)),
+        "std": lambda: (x.std(1), tx.std(1)),
+        "abs": lambda: (x.abs(), tx.abs()),
+        "max": lambda: (x.max(1), tx.amax(1)),
+        "max_pool": lambda: (x.reshape(1, 1, 3, 4).max_pool2d((1, 2)), tx.unfold(1, 2, 2).amax(-1)),
+        "sqrt": lambda: (x.relu().sqrt() * 0, tx.relu().sqrt() * 0),
+    }
+    ours, theirs = pairs[name]()
+    ours.sum().backward()
+    theirs.sum().backward()
+    close(x.grad, tx.grad)
