@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from whit import GlobalCounters, Tensor
+from whit.engine import profile
 from whit.helpers import DEBUG, Context, WhitError
 
 
@@ -191,3 +194,13 @@ def test_errors_have_three_parts() -> None:
         with pytest.raises(WhitError) as caught:
             mistake()
         assert caught.value.asked and caught.value.because and caught.value.fix
+
+
+def test_profile_writes_a_chrome_trace(tmp_path: Path) -> None:
+    with Context(PROFILE=1, CACHE=0):
+        (Tensor([1.5, 2.5]) * 77.25 + Tensor([3.0, 4.0])).softmax().realize()
+    trace = json.loads(profile.write(str(tmp_path / "trace.json")).read_text())
+    events = trace["traceEvents"]
+    assert {e["ph"] for e in events} == {"X"} and all(e["dur"] >= 0 for e in events)
+    kernels = [e for e in events if e["tid"] == "CPU"]
+    assert kernels and kernels[0]["args"]["bytes"] > 0

@@ -50,7 +50,7 @@ def span(name: str, track: str) -> Iterator[None]:
 
 def _add(name: str, track: str, seconds: float, extra: dict[str, Any]) -> None:
     if not _events:
-        atexit.register(write)
+        atexit.register(_write_the_rest)
     end = time.perf_counter() - _start
     _events.append(
         {
@@ -65,6 +65,11 @@ def _add(name: str, track: str, seconds: float, extra: dict[str, Any]) -> None:
     )
 
 
+def _write_the_rest() -> None:
+    if _events:
+        write()
+
+
 def write(path: str | None = None) -> Path:
     """Write the trace (default: $WHIT_TRACE or whit_trace.json in the working folder)."""
     import json
@@ -73,6 +78,7 @@ def write(path: str | None = None) -> Path:
     target = Path(path or environment("WHIT_TRACE", "whit_trace.json"))
     write_atomic(target.absolute(), json.dumps({"traceEvents": _events, "displayTimeUnit": "ns"}).encode())
     log(1, f"profile: {len(_events)} events in {target}")
+    _events.clear()
     return target
 
 
