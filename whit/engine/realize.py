@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from whit.autograd import history
@@ -214,7 +214,7 @@ def realize(tensors: Sequence[Tensor]) -> None:
         seen = len(executed)
         _refuse_alias_writes(executed)
         versions = {overwritten_version(store) for after in executed for store in after.src[1:]}
-        readers = readers_of(versions, {id(t) for t in pending})
+        readers = readers_of(versions, {id(t) for t in pending}, set(executed))
         # who reads from outside of a recorded call is no part of the record, unless the call wrote to it
         quiet = [t for t in readers if id(t) in outsiders and not _writes_any(t.uop, executed)]
         with paused():
@@ -325,7 +325,7 @@ def _refuse_alias_writes(executed: list[UOp]) -> None:
             )
 
 
-def readers_of(versions: set[UOp], known: set[int]) -> list[Tensor]:
+def readers_of(versions: set[UOp], known: set[int], executed: Collection[UOp] = ()) -> list[Tensor]:
     """Live tensors (but for those of the ids `known`) that read a version about to be overwritten, ready to
     be realized before the write: what is computed from the version stays as it is, what is the version itself
     becomes a copy of it."""
@@ -333,10 +333,10 @@ def readers_of(versions: set[UOp], known: set[int]) -> list[Tensor]:
     memories = {memory_of(_overwritten_memory(version)) for version in versions}
     history.forget_readers(versions)
     for tensor in Tensor.live:
-        if id(tensor) in known or (tensor.uop.op is Ops.AFTER and tensor.uop in versions):
+        if id(tensor) in known:
             continue
         node = resolve(tensor.uop)
-        if not reads_any(node, versions):
+        if not reads_any(node, versions, executed):
             if node is not tensor.uop and _names(tensor.uop, memories):  # it means the old contents
                 tensor.uop = node
             continue
@@ -345,8 +345,10 @@ def readers_of(versions: set[UOp], known: set[int]) -> list[Tensor]:
     return found
 
 
-def reads_any(node: UOp, versions: set[UOp]) -> bool:
-    """Whether a graph reads the value of one of the versions (being written to is not reading)."""
+def reads_any(node: UOp, versions: set[UOp], executed: Collection[UOp]) -> bool:
+    """Whether a graph reads the value of one of the versions (being written to is not reading). What the
+    writes in `executed` read does not count: they happen now, and what follows them finds their result in
+    memory."""
     if node in versions:
         return True
     seen: set[UOp] = set()
@@ -359,7 +361,7 @@ def reads_any(node: UOp, versions: set[UOp]) -> bool:
         if n in versions:
             return True
         if n.op is Ops.AFTER:
-            while n.op is Ops.AFTER:  # and the writes that come before it
+            while n.op is Ops.AFTER and n not in executed:  # and the writes that come before it
                 stack += [store.src[1] for store in n.src[1:]]
                 n = n.src[0]
         else:

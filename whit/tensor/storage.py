@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from whit.helpers import DEV
 from whit.uop import Ops, UOp, dtypes
+from whit.uop.uop import fresh_uid
 
 if TYPE_CHECKING:
     from whit.tensor.tensor import Tensor
@@ -50,6 +51,9 @@ _writers: weakref.WeakKeyDictionary[UOp, weakref.ref[UOp]] = weakref.WeakKeyDict
 def next_version(memory: UOp, view: UOp, value: UOp) -> UOp:
     """A BUFFER, or a version of one, after `value` has been stored into `view`, which is a view of it."""
     after = memory.after(UOp(Ops.STORE, dtypes.void, (view, value)))
+    # an equal write has been executed, and someone still holds it: this is another
+    if after.became is not None:
+        after = after.replace(arg=fresh_uid())
     _writers[memory] = weakref.ref(after)
     return after
 
