@@ -11,7 +11,7 @@ from tests.device.kernels import DEVICES, NUMPY, Array, contents, fold, loop, pa
 from whit.codegen.opts import OptError
 from whit.helpers import DeviceError
 from whit.runtime.device import Buffer, Device, PlanCall
-from whit.uop import DType, Op, Ops, UOp, dtypes
+from whit.uop import DType, Ops, UOp, dtypes
 from whit.uop.uop import alu
 
 pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"),
@@ -155,20 +155,24 @@ def test_floor_division_of_negative_addresses(device: str) -> None:
 # ---- reductions
 
 
+FOLDS = {Ops.ADD: np.sum, Ops.MUL: np.prod, Ops.MAX: np.max, Ops.MIN: np.min}
+
+
 @pytest.mark.parametrize("opts", [(), None], ids=["plain", "chosen"])
 @pytest.mark.parametrize("dtype", [dtypes.int32, dtypes.uint8, dtypes.int64, F32, dtypes.float64],
                          ids=lambda d: d.name)
-@pytest.mark.parametrize("op", [Ops.ADD, Ops.MUL, Ops.MAX, Ops.MIN], ids=lambda v: v.name)
-def test_reductions(device: str, op: Op, dtype: DType, opts: Any) -> None:
-    i, k = loop(3, 0), fold(29, 1)
-    value = read(param(1, 87, dtype), i * 29 + k).reduce_ranges(op, k)
-    sink = UOp.sink(write(param(0, 3, dtype), i, value).end(i))
-    x = (RNG.normal(size=(3, 29)) * 9 + 10).astype(NUMPY[dtype])
-    function = {Ops.ADD: np.sum, Ops.MUL: np.prod, Ops.MAX: np.max, Ops.MIN: np.min}[op]
-    got = run(device, sink, [np.zeros(3, NUMPY[dtype]), x], opts)[0]
-    expected = function(x, axis=1, dtype=NUMPY[dtype]) if op in (Ops.ADD, Ops.MUL) else function(x, axis=1)
-    np.testing.assert_allclose(got, expected,
-                               rtol=0 if not dtype.is_float else 1e-5 if dtype is F32 else 1e-13)
+def test_reductions(device: str, dtype: DType, opts: Any) -> None:
+    kind, stores = NUMPY[dtype], []
+    for n, op in enumerate(FOLDS):
+        i, k = loop(3, 2 * n), fold(29, 2 * n + 1)
+        total = read(param(4, 87, dtype), i * 29 + k).reduce_ranges(op, k)
+        stores.append(write(param(n, 3, dtype), i, total).end(i))
+    x = (RNG.normal(size=(3, 29)) * 9 + 10).astype(kind)
+    results = run(device, UOp.sink(*stores), [*[np.zeros(3, kind) for _ in FOLDS], x], opts)
+    for (op, function), got in zip(FOLDS.items(), results, strict=False):
+        expected = function(x, axis=1, **({"dtype": kind} if op in (Ops.ADD, Ops.MUL) else {}))
+        rtol = 0 if not dtype.is_float else 1e-5 if dtype is F32 else 1e-13
+        np.testing.assert_allclose(got, expected, rtol=rtol, err_msg=op.name)
 
 
 @pytest.mark.parametrize("opts", [(), None], ids=["plain", "chosen"])
