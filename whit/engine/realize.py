@@ -214,6 +214,9 @@ def realize(tensors: Sequence[Tensor]) -> None:
         seen = len(executed)
         _refuse_alias_writes(executed)
         versions = {overwritten_version(store) for after in executed for store in after.src[1:]}
+        for tensor in pending:  # what it was to be computed as may lie in memory by now, which is overwritten
+            if contiguous_view(tensor.uop) is not None and reads_any(tensor.uop, versions, executed):
+                tensor.uop = tensor.uop.copy_to(tensor.uop.device or _default())
         readers = readers_of(versions, {id(t) for t in pending}, set(executed))
         # who reads from outside of a recorded call is no part of the record, unless the call wrote to it
         quiet = [t for t in readers if id(t) in outsiders and not _writes_any(t.uop, executed)]
