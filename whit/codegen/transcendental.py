@@ -309,8 +309,8 @@ def _reduce(x: UOp, fma: bool) -> tuple[UOp, UOp | None, UOp]:
         step //= 2
     shift = place & 31
     opposite = 31 - shift
-    window = [((high << shift) | ((low >> 1) >> opposite)).cast(dtypes.uint64)
-              for high, low in itertools.pairwise(words[:limbs + 1])]
+    neighbours = itertools.pairwise(words[:limbs + 1])
+    window = [(high << shift) | ((low >> 1) >> opposite) for high, low in neighbours]
     mantissa = (bits(x) & ((1 << MANTISSA[dtype]) - 1)) | (1 << MANTISSA[dtype])
     return _fraction32(mantissa, window) if dtype is F32 else _fraction64(mantissa, window, fma)
 
@@ -334,8 +334,9 @@ def two_over_pi(lead: int, count: int) -> tuple[int, ...]:
 
 
 def _fraction32(mantissa: UOp, window: list[UOp]) -> tuple[UOp, None, UOp]:
-    m = mantissa.cast(dtypes.uint64)
-    product = ((m * window[0]) << 32) + m * window[1] + ((m * window[2]) >> 32)  # top two bits: the quadrant
+    first = (mantissa * window[0]).cast(dtypes.uint64) << 32  # what is above it are whole turns
+    m, second, third = [value.cast(dtypes.uint64) for value in (mantissa, *window[1:])]
+    product = first + m * second + ((m * third) >> 32)  # top two bits: the quadrant
     quadrant = ((product + (1 << 61)) >> 62).cast(dtypes.uint32)
     signed = (product << 2).bitcast(dtypes.int64) >> 2
     high, low = (signed >> 31).cast(dtypes.int32), (signed & 0x7FFFFFFF).cast(dtypes.int32)
@@ -346,8 +347,8 @@ def _fraction32(mantissa: UOp, window: list[UOp]) -> tuple[UOp, None, UOp]:
 def _fraction64(mantissa: UOp, window: list[UOp], fma: bool) -> tuple[UOp, UOp, UOp]:
     low32 = 0xFFFFFFFF
     m0, m1 = mantissa & low32, mantissa >> 32
-    lower = [m0 * word for word in reversed(window)]  # column 0 is the lowest
-    upper = [m1 * word for word in reversed(window[1:])]
+    wide = [word.cast(dtypes.uint64) for word in reversed(window)]  # column 0 is the lowest
+    lower, upper = [m0 * word for word in wide], [m1 * word for word in wide[:-1]]
     columns: list[UOp] = []
     carry = UOp.const(0, dtypes.uint64)
     for c in range(6):
