@@ -643,6 +643,8 @@ class _Fold:
             self.chains *= 2
         self.state: list[list[UOp | None]] = [[None] * self.chains for _ in range(outputs)]
         self.body = loops[-1] if loops else None
+        # a value does not change in the loop: `REG op value` after the loop would be the same node as inside
+        self.still = False
         if self.body is not None:
             wide = node.dtype.vec(self.lanes)
             start = UOp.const(identity(self.op, node.dtype), wide)
@@ -671,6 +673,7 @@ class _Fold:
             if self.body is None:
                 self.state[at][chain] = lin.emit(op, src[0].dtype, operands)
             else:
+                self.still |= all(lin.where.get(s) is not self.body for s in src)
                 new = lin.place(self.body, op, src[0].dtype, operands)
                 lin.place(self.body, Ops.SET, dtypes.void, (old, new))
 
@@ -680,7 +683,7 @@ class _Fold:
         totals: list[UOp] = []
         for row in self.state:
             parts = [part for part in row if part is not None]
-            if self.body is not None and not self._moves():
+            if self.body is not None and self.still:
                 parent = self.loops[0].parent
                 assert parent is not None
                 parts = [self._copy(parent, part) for part in parts]
@@ -738,11 +741,6 @@ class _Fold:
             halves = [lin.emit(Ops.SHUFFLE, wide, (total,), part) for part in (low, high)]
             total = self._join(halves[0], halves[1])
         return total
-
-    def _moves(self) -> bool:
-        """Whether the folded value changes inside the loop. If not, `REG op value` after the loop would be
-        the same node as inside."""
-        return any(_is_loop(r) and r in self.node.src[0].ranges for r in self.node.src[1:])
 
     def _copy(self, region: Region, register: UOp) -> UOp:
         lin = self.lin
