@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parent))
-from graph_in_torch import run
-
+from tests.autograd.graph_in_torch import run
 from whit.autograd import RULES, gradient
 from whit.uop import Op, Ops, UOp, dtypes
 from whit.uop.ops import all_ops
