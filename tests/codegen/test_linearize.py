@@ -703,3 +703,15 @@ def test_operands_come_before_their_users() -> None:
             )
             assert node not in seen, f"{node} stands twice ({opts})"
             seen.add(node)
+
+
+@pytest.mark.parametrize("opts", ["", "UPCAST axis 0 by 32", "PADTO axis 0 to 64, UPCAST axis 0 by 64"])
+def test_bools_fill_a_register(opts: str) -> None:
+    """A bool is a byte: 32 lanes in 32 bytes."""
+    i = loop(96, 0)
+    a, b = (read(param(n, 96, dtypes.bool), i) for n in (1, 2))
+    ast = UOp.sink(write(param(0, 96, dtypes.bool), i, (a & b) ^ a, i))
+    x, y = (np.random.default_rng(n).integers(0, 2, 96).astype(np.bool_) for n in (0, 1))
+    np.testing.assert_array_equal(run(ast, np.empty(96, np.bool_), x, y, opts=opts), (x & y) ^ x)
+    if opts:
+        assert count(list(program(ast, opts).src), Ops.LOAD, 32) > 0

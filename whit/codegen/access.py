@@ -133,7 +133,7 @@ def choose_vector_axes(order: Sequence[UOp], target: Target) -> dict[UOp, int]:
         tile = frozenset([r for r in ranges if r.arg.axis.is_tile])
         if not tile:
             continue
-        if node.dtype.kind in "iuf":
+        if node.dtype.kind in "iufb":
             for r in tile:
                 size[r] = max(size.get(r, 1), node.dtype.itemsize)
         if op in _MEMORY or op is Ops.REDUCE or (op.is_alu and node.dtype is not dtypes.index):
