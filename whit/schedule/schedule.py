@@ -103,6 +103,8 @@ def graph_key(roots: list[UOp]) -> GraphKey:
         if op is Ops.BUFFER:
             arg = (len(buffers), arg.size, arg.device)
             buffers.append(node)
+        elif op is Ops.AFTER:
+            arg = None  # the number of the version
         elif op is Ops.CONST:
             if node.dtype.is_float:
                 arg = repr(arg)  # tells 0.0 from -0.0, and every NaN is one

@@ -50,10 +50,8 @@ _writers: weakref.WeakKeyDictionary[UOp, weakref.ref[UOp]] = weakref.WeakKeyDict
 
 def next_version(memory: UOp, view: UOp, value: UOp) -> UOp:
     """A BUFFER, or a version of one, after `value` has been stored into `view`, which is a view of it."""
-    after = memory.after(UOp(Ops.STORE, dtypes.void, (view, value)))
-    # an equal write has been executed, and someone still holds it: this is another
-    if after.became is not None:
-        after = after.replace(arg=fresh_uid())
+    # numbered, so that an equal write later on is another version
+    after = UOp(Ops.AFTER, memory.dtype, (memory, UOp(Ops.STORE, dtypes.void, (view, value))), fresh_uid())
     _writers[memory] = weakref.ref(after)
     return after
 
