@@ -207,23 +207,27 @@ def _reduce_steps(k: Kernel, scope: Scope, vector: int, tile: dict[int, int]) ->
 
 
 def unroll(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) -> None:
-    """Unroll short reduce axes, innermost first, while the body of the loop stays small."""
-    code = max(1.0, body(k, scope, vector, tile)[2])
-    outputs = math.prod([n for a, n in tile.items() if a in scope.loops and a != vector])
-    crowded = outputs * ceildiv(tile.get(vector or -1, 1), k.lanes) > 0.8 * k.target.vector_registers
+    """Unroll short reduce axes, innermost first, while the loop's body stays small. Adds them to `tile`."""
+    here = {a: n for a, n in tile.items() if a in scope.axes}
+    vector = vector if vector in here else None
+    code = max(1.0, body(k, scope, vector, here)[2])
+    outputs = math.prod([n for a, n in here.items() if a in scope.loops])
+    lanes = k.lanes if vector in scope.loops else 1
+    crowded = outputs / lanes > 0.8 * k.target.vector_registers
     # unrolling a loop around another reduction would copy all of that
     around = {a for s in k.scopes for a in s.loops}
-    for axis in reversed([a for a in scope.reduces if a != vector and a not in around]):
-        present = k.table.axes.get(axis)
-        if present is None or present.type is not AxisType.REDUCE or not isinstance(present.size, int):
+    for axis in reversed([a for a in scope.reduces if a not in tile and a not in around]):
+        if not k.is_static(axis):
             continue
-        if present.size <= 8 and code * present.size <= MOST_CODE:
+        size = k.size(axis)
+        if size <= 8 and code * size <= MOST_CODE:
             if k.apply(OptKind.UNROLL, axis, 0):
-                code *= present.size
+                tile[axis] = size
+                code *= size
         else:
-            step = next((n for n in (4, 2) if present.size % n == 0 and code * n <= MOST_CODE // 3), 1)
-            if step > 1 and not crowded:
-                k.apply(OptKind.UNROLL, axis, step)
+            step = next((n for n in (4, 2) if size % n == 0 and code * n <= MOST_CODE // 3), 1)
+            if step > 1 and not crowded and k.apply(OptKind.UNROLL, axis, step):
+                tile[axis] = step
             break
 
 
@@ -323,11 +327,11 @@ def choose(ast: UOp, target: Target) -> tuple[Opt, ...]:
 def small_reduction(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) -> None:
     """A reduction that is not the heaviest: its own vector, or a little unrolling."""
     if vector is None or vector not in scope.reduces or any(a in tile for a in scope.reduces):
-        present = {a: n for a, n in tile.items() if a in scope.axes}
-        unroll(k, scope, vector if vector in present else None, present)
-        return
-    if vector_cost(k, scope, vector) < vector_cost(k, scope, None):
-        k.tile(vector, _reduce_steps(k, scope, vector, {vector: vector_width(k, vector)}))
+        unroll(k, scope, vector, tile)
+    elif vector_cost(k, scope, vector) < vector_cost(k, scope, None):
+        amount = _reduce_steps(k, scope, vector, {vector: vector_width(k, vector)})
+        if k.tile(vector, amount):
+            tile[vector] = amount
 
 
 def tile_elementwise(k: Kernel, scope: Scope, vector: int) -> int:
