@@ -219,7 +219,7 @@ def realize(tensors: Sequence[Tensor]) -> None:
                 tensor.uop = tensor.uop.copy_to(tensor.uop.device or _default())
         readers = readers_of(versions, {id(t) for t in pending}, set(executed))
         # who reads from outside of a recorded call is no part of the record, unless the call wrote to it
-        quiet = [t for t in readers if id(t) in outsiders and not _writes_any(t.uop, executed)]
+        quiet = [t for t in readers if recorder and id(t) in outsiders and not _writes_any(t.uop, executed)]
         with paused():
             realize(quiet)
         for tensor in readers:
