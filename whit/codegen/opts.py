@@ -118,6 +118,7 @@ class AxisInfo:
 def axes(ast: UOp) -> list[AxisInfo]:
     """The kernel's axes in nesting order: by type, then by number.
 
+    >>> from whit.uop import ParamArg
     >>> i, j = UOp.range(4, uid=0), UOp.range(3, uid=1)
     >>> p = UOp(Ops.PARAM, dtypes.float32, (), ParamArg(0, 12))
     >>> axes(UOp.sink(UOp(Ops.STORE, dtypes.void, (p, i * 3 + j, UOp.const(1.0, dtypes.float32))).end(i, j)))
