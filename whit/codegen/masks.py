@@ -5,8 +5,8 @@ Gradients of padded and windowed values arrive as sums inside of sums with the s
 Before:  REDUCE(WHERE(v, REDUCE(INDEX(a, …, v) * INDEX(w, …, v), c; ADD), 0), p, q; ADD)
 After:   REDUCE(INDEX(a, …, v) * INDEX(w, …), p, q, c; ADD)
 
-A product is taken to be 0 where one factor is masked off: the other factor is assumed to be finite, as it
-is in every padded convolution.
+A product is taken to be 0 where one factor is masked off if the other one is a sum or product of data, as in
+every padded convolution: data are assumed to be finite. What may divide by a masked 0 is not.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ def is_zero(node: UOp, outside: UOp, depth: int = _DEPTH) -> bool:
     if depth == 0:
         return False
     if op is Ops.MUL:
-        return any(
-            is_zero(s, outside, depth - 1) for s in node.src if s.op is not Ops.CONST
-        )  # inf * 0 is NaN
+        a, b = node.src  # inf * 0 is NaN
+        return (is_zero(a, outside, depth - 1) and _is_finite(b, depth)) or (
+            is_zero(b, outside, depth - 1) and _is_finite(a, depth)
+        )
     if op in (Ops.CAST, Ops.NEG) or (op is Ops.REDUCE and node.arg.op is Ops.ADD):
         return is_zero(node.src[0], outside, depth - 1)
     if op in (Ops.ADD, Ops.SUB, Ops.MAX, Ops.MIN):
@@ -76,6 +77,23 @@ def is_zero(node: UOp, outside: UOp, depth: int = _DEPTH) -> bool:
     if op is Ops.WHERE:
         return all(is_zero(s, outside, depth - 1) for s in node.src[1:])
     return False
+
+
+def _is_finite(node: UOp, depth: int) -> bool:
+    """Whether finite data and any mask make the value finite (but for overflow of sums and products)."""
+    if not node.dtype.is_float or node.op is Ops.INDEX:
+        return True
+    if node.op is Ops.CONST:
+        return math.isfinite(node.arg)
+    if depth == 0 or node.op not in _KEEP_FINITE:
+        return False
+    return all(_is_finite(s, depth - 1) for s in node.src)
+
+
+_KEEP_FINITE = frozenset({
+    Ops.ADD, Ops.SUB, Ops.MUL, Ops.MULACC, Ops.NEG, Ops.MAX, Ops.MIN, Ops.CAST, Ops.WHERE, Ops.SIN, Ops.ERF,
+    Ops.TRUNC, Ops.FLOOR, Ops.REDUCE,
+})
 
 
 def _positive_zero(node: UOp) -> bool:
