@@ -55,6 +55,7 @@ class _Linearizer:
         self.regions: dict[UOp, Region] = {}  # loop RANGE -> body
         self.groups: dict[UOp, list[UOp]] = {}  # REDUCE -> the REDUCEs that share its loop
         self.data: set[UOp] = set()  # index expressions that depend on memory
+        self.written = {u.src[0] for u in nodes if u.op is Ops.STORE}
         self.uses: dict[UOp, int] = {}
         self.registers = 0
         for node in nodes:
@@ -198,7 +199,7 @@ class _Linearizer:
         for region in sorted(self.regions.values(), key=lambda r: -r.depth):
             if region.counter is not None:
                 self.close(region)
-        return UOp(Ops.LINEAR, dtypes.void, tuple(_live(self.root.items)))
+        return UOp(Ops.LINEAR, dtypes.void, tuple(_live(self.schedule(self.root.items))))
 
     def counter(self, r: UOp) -> None:
         """The RANGE instruction of a loop; tile ranges have none."""
@@ -216,9 +217,52 @@ class _Linearizer:
         assert region.counter is not None and region.parent is not None
         items = region.parent.items
         items.append(region.counter)
-        items += region.items
+        items += self.schedule(region.items)
         items.append(UOp(Ops.END, dtypes.void, (region.counter,)))
         region.counter = None
+
+    def schedule(self, items: list[UOp]) -> list[UOp]:
+        """A body with each value right before its first use, so that few registers are live at once.
+
+        Stores, register updates and inner loops keep their order, and so does whatever reads a register or
+        memory that the kernel writes.
+        """
+        waiting: set[UOp] = set()
+        result: list[UOp] = []
+        stack: list[UOp] = []
+        inner: list[UOp] = []  # an inner loop: it follows what it needs
+        depth = 0
+        for node in items:
+            if not depth and self._may_wait(node):
+                waiting.add(node)
+                continue
+            depth += (node.op is Ops.RANGE) - (node.op is Ops.END)
+            if node.op is Ops.RANGE and depth == 1:
+                inner = []
+            stack += [s for s in reversed(node.src) if s in waiting]
+            while stack:
+                value = stack[-1]
+                before = [s for s in value.src if s in waiting]
+                if before and value in waiting:
+                    stack += reversed(before)
+                    continue
+                stack.pop()
+                if value in waiting:
+                    waiting.remove(value)
+                    result.append(value)
+            if depth or node.op is Ops.END:
+                inner.append(node)
+                if not depth:
+                    result += inner
+            else:
+                result.append(node)
+        return result
+
+    def _may_wait(self, node: UOp) -> bool:
+        op = node.op
+        if op is Ops.LOAD:
+            return node.src[0] not in self.written
+        return (op.is_elementwise or op in _LANES) and not any(s.op is Ops.REG for s in node.src)
 
     # ---- index arithmetic
 
@@ -753,6 +797,7 @@ def _lanes_of(const: UOp) -> tuple[PyConst, ...]:
     return const.arg if isinstance(const.arg, tuple) else (const.arg,) * const.dtype.count
 
 
+_LANES = frozenset({Ops.BROADCAST, Ops.STACK, Ops.EXTRACT, Ops.SHUFFLE, Ops.FOLD})
 _STRUCTURE = frozenset({Ops.SINK, Ops.END, Ops.STORE})
 
 
