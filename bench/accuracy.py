@@ -78,7 +78,9 @@ def main() -> None:
     args = parser.parse_args()
     mine = whit_accuracy(args.data, args.steps, args.path)
     theirs = torch_accuracy(args.data, args.steps, args.path)
-    print(f"{args.data}, {args.steps} steps: whit {mine:.2f}%, torch {theirs:.2f}%, apart {mine - theirs:+.2f}")
+        hits = 0
+        for x, y in zip(x_test.split(500), y_test.split(500)):
+            hits += int((model(x).argmax(1) == y).sum())
 
 
 if __name__ == "__main__":
