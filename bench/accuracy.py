@@ -78,9 +78,7 @@ def main() -> None:
     args = parser.parse_args()
     mine = whit_accuracy(args.data, args.steps, args.path)
     theirs = torch_accuracy(args.data, args.steps, args.path)
-        hits = 0
-        for x, y in zip(x_test.split(500), y_test.split(500)):
-            hits += int((model(x).argmax(1) == y).sum())
+    print(f"{args.data}, {args.steps} steps: whit {mine:.2f}%, torch {theirs:.2f}%")
 
 
 if __name__ == "__main__":
