@@ -218,8 +218,8 @@ def realize(tensors: Sequence[Tensor]) -> None:
             if contiguous_view(tensor.uop) is not None and reads_any(tensor.uop, versions, executed):
                 tensor.uop = tensor.uop.copy_to(tensor.uop.device or _default())
         readers = readers_of(versions, {id(t) for t in pending}, set(executed))
-        # who reads from outside of a recorded call is no part of the record, unless the call wrote to it
-        quiet = [t for t in readers if recorder and id(t) in outsiders and not _writes_any(t.uop, executed)]
+        # who only reads from outside of a recorded call is no part of the record
+        quiet = [t for t in readers if recorder and id(t) in outsiders and not _pending_writes([t.uop])]
         with paused():
             realize(quiet)
         for tensor in readers:
@@ -301,11 +301,6 @@ def _pending_writes(roots: list[UOp]) -> list[UOp]:
     return [node for node in UOp.sink(*roots).toposort() if node.op is Ops.AFTER]
 
 
-def _writes_any(node: UOp, writes: list[UOp]) -> bool:
-    """Whether computing a node executes one of these AFTERs."""
-    return not set(writes).isdisjoint(_pending_writes([node]))
-
-
 def _without_writes(node: UOp) -> UOp:
     """A view of an AFTER as a view of the memory itself, once the writes have happened."""
     views = []
@@ -343,9 +338,17 @@ def readers_of(versions: set[UOp], known: set[int], executed: Collection[UOp] = 
             if node is not tensor.uop and _names(tensor.uop, memories):  # it means the old contents
                 tensor.uop = node
             continue
-        tensor.uop = node.copy_to(node.device or _default()) if contiguous_view(node) is not None else node
+        is_old = contiguous_view(node) is not None and _version_below(node) in versions
+        tensor.uop = node.copy_to(node.device or _default()) if is_old else node
         found.append(tensor)
     return found
+
+
+def _version_below(view: UOp) -> UOp:
+    """The BUFFER, or the AFTER, that a view shows."""
+    while view.op is not Ops.BUFFER and view.op is not Ops.AFTER:
+        view = view.src[0]
+    return view
 
 
 def reads_any(node: UOp, versions: set[UOp], executed: Collection[UOp]) -> bool:
