@@ -51,8 +51,7 @@ def _const(u: UOp) -> bool:
 
 
 def _takes(op: Op, dtype: DType) -> bool:
-    return {"any": True, "number": dtype.is_int
-            or dtype.is_float, "int": dtype.is_int, "float": dtype.is_float,
+    return {"any": True, "int": dtype.is_int, "float": dtype.is_float, "number": dtype.is_int or dtype.is_float,
             "bitwise": dtype.is_int or dtype.is_bool}[op.takes]
 
 
@@ -233,8 +232,8 @@ _VALUES = (
 
 _TENSOR = (
     *_VALUES,
-    Row((Ops.BIND,), "(VAR, CONST) within the bounds", lambda u: u.src[0].op is Ops.VAR
-        and u.src[1].op is Ops.CONST
+    Row((Ops.BIND,), "(VAR, CONST) within the bounds",
+        lambda u: u.src[0].op is Ops.VAR and u.src[1].op is Ops.CONST
         and u.src[0].arg.min <= u.src[1].arg <= u.src[0].arg.max),
     Row((Ops.IOTA,), "an int dtype and a length", lambda u: u.dtype.is_int and _size(u.arg)),
     Row((Ops.BUFFER,), "BufferArg", lambda u: isinstance(u.arg, BufferArg) and u.arg.size >= 0),
@@ -242,8 +241,8 @@ _TENSOR = (
     Row((Ops.REDUCE,), "ReduceArg of ADD, MUL, MAX or MIN over at least one axis of src[0]", _reduce_axes),
     Row((Ops.TAKE,), "(x, int index) and an axis of x", _take),
     Row((Ops.CONTIGUOUS, Ops.DETACH), "one operand of the same dtype", _same_as_source),
-    Row((Ops.COPY,), "one operand of the same dtype; a device name", lambda u: _same_as_source(u)
-        and type(u.arg) is str),
+    Row((Ops.COPY,), "one operand of the same dtype; a device name",
+        lambda u: _same_as_source(u) and type(u.arg) is str),
     Row((Ops.STORE,), "(view of a BUFFER or AFTER, value) of one shape and dtype", _tensor_store),
     Row((Ops.AFTER,), "(BUFFER or AFTER or a RESHAPE of one, STORE…)", _after),
     Row((Ops.SINK,), "void", lambda u: u.dtype is dtypes.void),
@@ -251,8 +250,8 @@ _TENSOR = (
 
 _KERNEL_COMMON = (
     *[Row(row.ops, row.says + "; a scalar", _scalar(row.test)) for row in _VALUES],
-    Row((Ops.PARAM,), "ParamArg", lambda u: isinstance(u.arg, ParamArg) and u.arg.slot >= 0
-        and u.arg.size >= 0),
+    Row((Ops.PARAM,), "ParamArg",
+        lambda u: isinstance(u.arg, ParamArg) and u.arg.slot >= 0 and u.arg.size >= 0),
     Row((Ops.INDEX,), "(memory, index[, bool]) of the memory's dtype", _scalar(_index)),
     Row((Ops.REDUCE,), "ReduceArg with axes () over distinct RANGEs of a reducing axis type",
         _scalar(_reduce_ranges)),
@@ -272,8 +271,8 @@ _LINEAR = (
     Row((Ops.LINEAR,), "void", lambda u: u.dtype is dtypes.void),
     Row((Ops.PARAM,), "ParamArg", lambda u: isinstance(u.arg, ParamArg)),
     Row((Ops.LOCAL,), "LocalArg", lambda u: isinstance(u.arg, LocalArg)),
-    Row((Ops.SPECIAL,), "index and SpecialArg", lambda u: u.dtype is dtypes.index
-        and isinstance(u.arg, SpecialArg)),
+    Row((Ops.SPECIAL,), "index and SpecialArg",
+        lambda u: u.dtype is dtypes.index and isinstance(u.arg, SpecialArg)),
     Row((Ops.RANGE,), "index, a size and RangeArg", _range(AxisType)),
     Row((Ops.END,), "(RANGE)", lambda u: len(u.src) == 1 and u.src[0].op is Ops.RANGE),
     Row((Ops.IF,), "(bool)", lambda u: u.src[0].dtype is dtypes.bool),
@@ -304,8 +303,8 @@ _SCHEDULE = (
     Row((Ops.REDUCE,), "a kernel's REDUCE", _scalar(_reduce_ranges)),
     Row((Ops.STORE,), "a kernel's STORE", _kernel_store),
     Row((Ops.RANGE,), "index, a size and RangeArg", _range(AxisType)),
-    Row((Ops.CALL,), "(SINK or COPY, BUFFERs or BINDs…)", lambda u: bool(u.src)
-        and u.src[0].op in (Ops.SINK, Ops.COPY)),
+    Row((Ops.CALL,), "(SINK or COPY, BUFFERs or BINDs…)",
+        lambda u: bool(u.src) and u.src[0].op in (Ops.SINK, Ops.COPY)),
     Row((Ops.LINEAR,), "CALLs", lambda u: all(s.op is Ops.CALL for s in u.src)),
 )
 
