@@ -1,4 +1,5 @@
 """Random graphs: what the compiler makes of them against what NumPy says, node by node."""
+
 from __future__ import annotations
 
 import random
@@ -21,7 +22,9 @@ def leaf(rng: random.Random) -> Tensor:
     if dtype.is_float:
         data = numbers.integers(-8, 9, shape) / 4  # sums and products stay exact for a while
         if rng.random() < 0.15:
-            data = np.where(numbers.random(shape) < 0.1, numbers.choice([np.nan, np.inf, -np.inf, -0.0], shape), data)
+            data = np.where(
+                numbers.random(shape) < 0.1, numbers.choice([np.nan, np.inf, -np.inf, -0.0], shape), data
+            )
     else:
         data = numbers.integers(0, 2 if dtype.is_bool else 9, shape)
     return Tensor(np.asarray(data).astype(dtype.name if not dtype.is_bool else bool))
@@ -65,8 +68,10 @@ def movement(rng: random.Random, x: Tensor) -> Tensor:
     if choice == 1 and x.ndim:
         return x.flip(axis)
     if choice == 2 and x.ndim:
-        return x.pad([(rng.randint(0, 2), rng.randint(0, 2)) if a == axis else None for a in range(x.ndim)],
-                     value=rng.choice([0, 0, 1]))
+        return x.pad(
+            [(rng.randint(0, 2), rng.randint(0, 2)) if a == axis else None for a in range(x.ndim)],
+            value=rng.choice([0, 0, 1]),
+        )
     if choice == 3 and x.ndim:
         low = rng.randrange(x.shape[axis])
         return x.shrink([(low, x.shape[axis]) if a == axis else None for a in range(x.ndim)])
@@ -144,8 +149,13 @@ def check(seed: int) -> None:
         got = evaluate(t)
         assert got.dtype == expected.dtype and got.shape == expected.shape, f"seed {seed}\n{text}"
         tolerance = 2e-3 if got.dtype == np.float16 else 1e-5
-        np.testing.assert_allclose(got.astype(np.float64), expected.astype(np.float64), rtol=tolerance, atol=tolerance,
-                                   err_msg=f"seed {seed}\n{text}")
+        np.testing.assert_allclose(
+            got.astype(np.float64),
+            expected.astype(np.float64),
+            rtol=tolerance,
+            atol=tolerance,
+            err_msg=f"seed {seed}\n{text}",
+        )
 
 
 @pytest.mark.skipif(DEVICE == "reference", reason="compares a device with the reference")

@@ -1,5 +1,6 @@
-"""Random programs of lazy values, writes and reads. Whatever the order of realisation, every tensor has the value that
-plain value semantics give it: a write changes the tensor it is called on and nothing else."""
+"""Random programs of lazy values, writes and reads. Whatever the order of realisation, every tensor has the
+value that plain value semantics give it: a write changes the tensor it is called on and nothing else."""
+
 from __future__ import annotations
 
 import gc
@@ -57,7 +58,18 @@ class Program:
         rng, choice = self.rng, self.rng.randint(0, 9)
         i, j = self.pick(), self.pick()
         t, x = self.pairs[i]
-        names = ("new", "new", "new", "assign", "t[r] = v[r - 1]", "t[:, c:] = 5", "realize", "read", "delete", "realize two")
+        names = (
+            "new",
+            "new",
+            "new",
+            "assign",
+            "t[r] = v[r - 1]",
+            "t[:, c:] = 5",
+            "realize",
+            "read",
+            "delete",
+            "realize two",
+        )
         self.log.append(f"{names[choice]} t{i} (other {j})")
         if choice <= 2:
             self.pairs.append(self.value(j))

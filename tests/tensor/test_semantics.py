@@ -1,4 +1,5 @@
 """Promises about values that users rely on, run end to end on the device."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -97,6 +98,7 @@ def test_empty_tensors_work_everywhere() -> None:
 
 def test_bound_variables_share_code_and_follow_their_value() -> None:
     from whit import Variable
+
     n = Variable("n", 1, 10)
     base = Tensor.arange(10).realize()
     for value in (3, 7, 1):
