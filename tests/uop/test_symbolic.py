@@ -370,7 +370,8 @@ def test_symbolic_strides_cancel() -> None:
 def test_division_by_a_variable() -> None:
     n, i = UOp.variable("n", 1, 6), r(7, 0)
     for u in ((i * n + 3) // n, (i * n + i) // n, (i * n + i) % n, (n * 5 - i) // n, (n * 5 - i) % n,
-              (i + n) // n):
+              (i + n) // n,
+              (i * n) // (n * n), (i * n * n + n) % (n * n)):
         check(u)
 
 

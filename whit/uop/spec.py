@@ -51,8 +51,8 @@ def _const(u: UOp) -> bool:
 
 
 def _takes(op: Op, dtype: DType) -> bool:
-    return {"any": True, "int": dtype.is_int, "float": dtype.is_float, "number": dtype.is_int or dtype.is_float,
-            "bitwise": dtype.is_int or dtype.is_bool}[op.takes]
+    return {"any": True, "int": dtype.is_int, "float": dtype.is_float,
+            "number": dtype.is_int or dtype.is_float, "bitwise": dtype.is_int or dtype.is_bool}[op.takes]
 
 
 def _alu(u: UOp) -> bool:

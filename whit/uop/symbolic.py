@@ -361,7 +361,7 @@ def _symbolic_division(op: Op, a: UOp, divisor: UOp) -> UOp:
     rest: dict[UOp, int] = {}
     for term, factor in terms.items():
         left = _factors(term)
-        if all(f in left for f in wanted):
+        if all(left.count(f) >= wanted.count(f) for f in wanted):
             for f in wanted:
                 left.remove(f)
             quotient = UOp.index(1)
