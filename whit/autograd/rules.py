@@ -133,7 +133,7 @@ def _reduce(g: UOp, out: UOp, x: UOp) -> UOp:
 def _extremes(g: UOp, out: UOp, x: UOp, axes: tuple[int, ...]) -> UOp:
     """Equal shares to all elements that attain the maximum or minimum."""
     if not _is_exact(x):
-        x = x.contiguous()
+        x = _in_memory(x)
     wide = dtypes.float32 if x.dtype in NARROW else x.dtype
     attains = x.equal(keep_axes(out, x.shape, axes))
     count = keep_axes(attains.cast(wide).reduce(Ops.ADD, axes), x.shape, axes)
@@ -154,6 +154,13 @@ def _is_exact(x: UOp) -> bool:
             seen.add(node)
             stack += node.src
     return True
+
+
+def _in_memory(x: UOp) -> UOp:
+    """The same value with memory below its views."""
+    if x.op.is_movement:
+        return x.replace(src=(_in_memory(x.src[0]),))
+    return x.contiguous()
 
 
 _IN_MEMORY = (Ops.BUFFER, Ops.AFTER, Ops.COPY, Ops.CONTIGUOUS)
