@@ -165,7 +165,7 @@ def make_schedule(roots: list[UOp], buffers: list[UOp]) -> Schedule:
     if SPEC:
         from whit.uop.spec import verify
         verify(UOp.sink(*roots), "tensor", "given to schedule")
-    split = _split_large_reductions(UOp.sink(*roots))
+    split = _split_large_reductions(_crop_reductions(UOp.sink(*roots)))
     roots = list(split.src)
     root = UOp.sink(*roots)
     outputs = {stripped(r): "output" for r in roots if contiguous_view(r) is None}
@@ -220,6 +220,31 @@ def _target(node: UOp, new: dict[UOp, UOp]) -> UOp:
     if node.op in (Ops.BUFFER, Ops.AFTER):
         return new[node]
     return node.replace(src=(_target(node.src[0], new), *node.src[1:]))
+
+
+def _crop_reductions(root: UOp) -> UOp:
+    """Only the elements that are kept are reduced.
+
+    Before:  shrink(reduce(x))
+    After:   reduce(shrink(x))        when nothing else uses the reduction
+    """
+    nodes = root.toposort()
+    users: dict[UOp, int] = {}
+    for node in nodes:
+        for source in node.src:
+            users[source] = users.get(source, 0) + 1
+    new: dict[UOp, UOp] = {}
+    for node in nodes:
+        src = tuple([new[s] for s in node.src])
+        whole = node.src[0] if node.op is Ops.SHRINK else node
+        if node.op is Ops.SHRINK and whole.op is Ops.REDUCE and users[whole] == 1:
+            kept = iter(node.arg)
+            sizes = enumerate(whole.src[0].shape)
+            limits = tuple([(0, size) if axis in whole.arg.axes else next(kept) for axis, size in sizes])
+            new[node] = src[0].replace(src=(src[0].src[0].shrink(limits),))
+        else:
+            new[node] = node if src == node.src else node.replace(src=src)
+    return new[root]
 
 
 def _split_large_reductions(root: UOp) -> UOp:
