@@ -354,3 +354,22 @@ def test_prepare_is_stable() -> None:
     for kernel in (matmul(8, 8, 8), parse(PADDED), parse(TWO_SUMS.format(size=8))):
         ready = prepare(kernel)
         assert prepare(ready) is ready
+
+
+def test_choices_from_memory_stay_choices() -> None:
+    """where(x > 0, x, 0) reads x once; where(i < 6, x, 0) is a masked read."""
+    text = """
+        %0 = param float32; slot=0 size=8
+        %1 = range index 8; uid=0 axis=LOOP
+        %2 = param float32; slot=1 size=8
+        %3 = index float32 %2 %1
+        %4 = cmplt bool {left} {right}
+        %5 = where float32 %4 %3 0.0
+        %6 = store %0 %1 %5
+        %7 = end %6 %1
+        %8 = sink %7
+    """
+    data = parse(text.format(left="0.0", right="%3"))
+    assert simplify_masks(data) is data
+    masked = simplify_masks(parse(text.format(left="%1", right="6"))).src[0].src[0].src[2]
+    assert masked.op is Ops.INDEX and len(masked.src) == 3

@@ -33,7 +33,7 @@ def simplify_masks(ast: UOp) -> UOp:
         src = tuple([new[s] for s in node.src])
         result = node if src == node.src else node.replace(src=src)
         if result.op is Ops.WHERE:
-            result = _choice(result)
+            result = _choice(result, uses[node.src[1]] == 1)
         elif result.op is Ops.REDUCE:
             if uses.get(node.src[0]) == 1:
                 result = _flatten(result)
@@ -101,13 +101,13 @@ def _positive_zero(node: UOp) -> bool:
     return node.op is Ops.CONST and node.arg == 0 and math.copysign(1.0, node.arg) > 0
 
 
-def _choice(where: UOp) -> UOp:
-    """WHERE(v, x, 0) without the conditions outside of which x is 0 anyway; on a read they become its
-    mask."""
+def _choice(where: UOp, alone: bool) -> UOp:
+    """WHERE(v, x, 0) without the conditions outside of which x is 0 anyway; on a read that nothing else needs
+    they become its mask, unless they come from memory themselves."""
     condition, value, other = where.src
     if not _positive_zero(other) or where.dtype is dtypes.index:
         return where
-    if value.op is Ops.INDEX:
+    if value.op is Ops.INDEX and alone and not any(u.op is Ops.INDEX for u in condition.toposort()):
         mask = conjunction(condition, *value.src[2:])
         return value if mask is None else value.replace(src=(*value.src[:2], mask))
     found = conditions(condition)
