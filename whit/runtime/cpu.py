@@ -312,7 +312,8 @@ class CCompiler:
                 if result.returncode == 0:
                     with open(output, "rb") as file:
                         return file.read()
-                why = result.stderr.decode(errors="replace").strip()[:2000]
+                words = result.stderr.decode(errors="replace").strip()[:2000]
+                why = words or f"it ended with code {result.returncode} and said nothing"
         except OSError as error:
             why = str(error)
         raise CompileError(
