@@ -15,7 +15,6 @@ or a pattern and a function that returns the replacement, or None when the rule 
 """
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 import time
@@ -119,13 +118,21 @@ class Rule:
 def rule(function: Callable[..., RuleSpec]) -> Rule:
     """Turn a function of pattern variables into a Rule. A parameter defaulted with a DType (or a tuple of
     them) only matches those; a parameter whose name starts with `c_` only matches constants."""
-    variables = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        wanted = None if parameter.default is inspect.Parameter.empty else parameter.default
-        variables[name] = UPat.cvar(name, wanted) if name.startswith("c_") else UPat.var(name, wanted)
+    names = _parameters(function)
+    defaults = function.__defaults__ or ()
+    wanted = dict(zip(names[len(names) - len(defaults):], defaults, strict=True))
+    variables = {name: (UPat.cvar if name.startswith("c_")
+                        else UPat.var)(name, wanted.get(name)) for name in names}
     left, right, *guard = function(**variables)
     made = right if isinstance(right, UPat) or callable(right) else UPat.of(right)
-    return Rule(function.__name__, left, made, guard[0] if guard else None, inspect.getdoc(function) or "")
+    return Rule(function.__name__, left, made, guard[0] if guard else None, (function.__doc__ or "").strip())
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The parameters' names of a plain function (the inspect module would cost a rule set its import
+    time)."""
+    code = function.__code__
+    return tuple(code.co_varnames[:code.co_argcount + code.co_kwonlyargcount])
 
 
 # ---- compilation -------------------------------------------------------------------------------------------
@@ -227,8 +234,7 @@ def _compile(item: Rule, left: UPat) -> Matcher:
 
     def call(function: Callable[..., Any], name: str) -> str:
         code.env[name] = function
-        parameters = inspect.signature(function).parameters
-        given = {n: ("ctx" if n == "ctx" else code.names.get(n)) for n in parameters}
+        given = {n: ("ctx" if n == "ctx" else code.names.get(n)) for n in _parameters(function)}
         missing = [n for n, local in given.items() if local is None]
         assert not missing, f"rule {item.name}: {name} wants {missing}, which the pattern does not capture"
         return f"{name}({', '.join(f'{n}={local}' for n, local in given.items())})"

@@ -505,8 +505,7 @@ class UOp:
 
 
 def alu(op: Op, *src: UOp) -> UOp:
-    """An elementwise node: comparisons give bool, everything else the dtype of the last operand (shifts: the
-    first)."""
+    """An elementwise node: comparisons give bool, everything else the dtype of the last operand."""
     if op.category == "compare":
         dtype = dtypes.bool if src[0].dtype.count == 1 else dtypes.bool.vec(src[0].dtype.count)
     else:
