@@ -12,7 +12,7 @@ from tests.integration.programs import Program, Step, make, run_every_way, run_g
 from whit import Context, Tensor
 
 # seeds that once found a bug stay in the sample
-FOUND = [54, 109, 120, 137, 182, 187]
+FOUND = [54, 109, 120, 137, 182, 187, 303]
 FOUND_SMOOTH = [43, 51]
 DEVICES = ["PYTHON", *[pytest.param(f"CPU:{kind.upper()}", marks=pytest.mark.skipif(
     not any(shutil.which(name) for name in names), reason=f"no {kind}"))

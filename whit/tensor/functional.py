@@ -172,10 +172,11 @@ class FunctionalMixin(LinalgMixin):
         [[6]]
         """
         p = pooling("max_pool2d", self.uop.shape, kernel_size, stride, dilation, padding, ceil_mode)
-        out = max_pool(self.uop, p)
         if not return_indices:
-            return self._wrap(out)
-        return self._wrap(out), self._wrap(max_pool_indices(self.uop, out, p))
+            return self._wrap(max_pool(self.uop, p))
+        kept = self.contiguous().uop  # so that each maximum equals its element to the last bit
+        out = max_pool(kept, p)
+        return self._wrap(out), self._wrap(max_pool_indices(kept, out, p))
 
     def max_unpool2d(self, indices: Any, kernel_size: Size = (2, 2), stride: Size | None = None,
                      dilation: Size = 1,

@@ -324,7 +324,7 @@ class ReduceMixin(MovementMixin):
             self._axis_of_scalar(axis, what)
             return self, self._wrap(UOp.const(0, dtypes.int32))
         at = self._axis(axis, what)
-        rows = (self.cast(dtypes.uint8) if self.uop.dtype.is_bool else self).transpose(at, -1)
+        rows = (self.cast(dtypes.uint8) if self.uop.dtype.is_bool else self).contiguous().transpose(at, -1)
         values = rows._running(op)
         hit = rows.eq(values)
         if rows.uop.dtype.is_float:
@@ -344,7 +344,8 @@ class ReduceMixin(MovementMixin):
             self._axis_of_scalar(dim, "sort")
             return self, self._wrap(UOp.const(0, dtypes.int32))
         at = self._axis(dim, "sort")
-        rows = self.transpose(at, -1)
+        # in memory: a value computed twice may differ in its last bit, and then would come before itself
+        rows = self.contiguous().transpose(at, -1)
         n = rows.shape[-1]
         if not isinstance(n, int):
             raise ShapeError(
