@@ -120,6 +120,13 @@ def _step(call: Call, plan: Schedule, memory: list[Buffer], values: dict[str, in
         offset = call.source_offset * source.dtype.itemsize
         return Step(None, (buffers[0], buffers[1].view(offset, buffers[0].nbytes)))
     device = plan.slots[call.slots[0]].device or _default()
+    free = [name for name in call.variables if name not in values]
+    if free:
+        raise ArgumentError(
+            f"compute a value that depends on the variable {free[0]}",
+            because="it has no value in this call",
+            fix="bind it: variable.bind(3)",
+        )
     return Step(compiled(call.ast, device), buffers, tuple([(name, values[name]) for name in call.variables]))
 
 
@@ -153,6 +160,11 @@ def resolve(node: UOp, rebuilt: dict[UOp, UOp] | None = None) -> UOp:
             if n.op is Ops.AFTER and new[n] is not n and rebuilt is not None:
                 rebuilt[n] = new[n]
     return new[node]
+
+
+def resolve_all(nodes: list[UOp], rebuilt: dict[UOp, UOp] | None = None) -> list[UOp]:
+    """`resolve` for several graphs in one walk over what they share."""
+    return list(resolve(UOp.sink(*nodes), rebuilt).src)
 
 
 def _is_known(node: UOp) -> bool:
@@ -206,8 +218,8 @@ def realize(tensors: Sequence[Tensor]) -> None:
     if not pending:
         return
     rebuilt: dict[UOp, UOp] = {}
-    for tensor in pending:
-        tensor.uop = resolve(tensor.uop, rebuilt)
+    for tensor, node in zip(pending, resolve_all([t.uop for t in pending], rebuilt), strict=True):
+        tensor.uop = node
     executed = _pending_writes([t.uop for t in pending])
     seen = 0
     while len(executed) > seen:  # readers come along, and so do the readers of what these overwrite in turn
@@ -330,10 +342,8 @@ def readers_of(versions: set[UOp], known: set[int], executed: Collection[UOp] = 
     found = []
     memories = {memory_of(_overwritten_memory(version)) for version in versions}
     history.forget_readers(versions)
-    for tensor in Tensor.live:
-        if id(tensor) in known:
-            continue
-        node = resolve(tensor.uop)
+    others = [tensor for tensor in Tensor.live if id(tensor) not in known]
+    for tensor, node in zip(others, resolve_all([t.uop for t in others]), strict=True):
         if not reads_any(node, versions, executed):
             if node is not tensor.uop and _names(tensor.uop, memories):  # it means the old contents
                 tensor.uop = node

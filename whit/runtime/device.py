@@ -168,6 +168,9 @@ class Device(abc.ABC):
     def canonical(name: str | None) -> str:
         """The full name of a device; None is the default (DEV). Raises DeviceError for unknown ones."""
         text = name or DEV.value
+        if not isinstance(text, str):
+            raise DeviceError(f"device {text!r}", because="the name of a device is text",
+                              fix="use one of " + ", ".join(Device.families))
         family, _, rest = text.partition(":")
         family = family.upper()
         if family not in Device.families:

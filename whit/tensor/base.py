@@ -214,7 +214,7 @@ class TensorBase:
         ndim = len(self.uop.shape) + extra
         try:
             number = int(axis.__index__())
-        except AttributeError:
+        except (AttributeError, TypeError):
             raise ShapeError(
                 f"{what}: axis {axis!r}", because="an axis is a whole number", fix="pass an int"
             ) from None

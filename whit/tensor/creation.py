@@ -25,7 +25,7 @@ def checked_shape(shape: tuple[Any, ...], what: str) -> Shape:
         if not isinstance(size, UOp):
             try:
                 size = size.__index__()
-            except AttributeError:
+            except (AttributeError, TypeError):
                 raise ShapeError(
                     f"{what}{shape}", because=f"{size!r} is no size", fix="sizes are whole numbers"
                 ) from None

@@ -113,4 +113,6 @@ def default_device() -> str:
 
 def device_name(name: str | tuple[str, ...] | None) -> str:
     """The canonical form of a device name."""
-    return default_device() if name is None else hooks.device(name if isinstance(name, str) else name[0])
+    if name is None:
+        return default_device()
+    return hooks.device(name[0] if isinstance(name, tuple) and name else name)  # type: ignore[arg-type]  # checked there

@@ -221,6 +221,9 @@ _ALIASES: dict[str, DType] = {n: d for n,
 
 def dtype_of_name(name: str) -> DType:
     """The dtype of that name or alias; a trailing xN makes it a vector of N lanes (linear programs only)."""
+    if not isinstance(name, str):
+        raise DTypeError(f"dtype {name!r}", because="it is neither a dtype nor the name of one",
+                         fix="pass dtypes.float32 or its like, or a name")
     if name in _ALIASES:
         return _ALIASES[name]
     base, _, lanes = name.rpartition("x")
