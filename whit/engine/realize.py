@@ -218,8 +218,8 @@ def realize(tensors: Sequence[Tensor]) -> None:
     if not pending:
         return
     rebuilt: dict[UOp, UOp] = {}
-    for tensor, node in zip(pending, resolve_all([t.uop for t in pending], rebuilt), strict=True):
-        tensor.uop = node
+    for tensor, graph in zip(pending, resolve_all([t.uop for t in pending], rebuilt), strict=True):
+        tensor.uop = graph
     executed = _pending_writes([t.uop for t in pending])
     seen = 0
     while len(executed) > seen:  # readers come along, and so do the readers of what these overwrite in turn
