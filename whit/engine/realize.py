@@ -234,10 +234,11 @@ def realize(tensors: Sequence[Tensor]) -> None:
         quiet = [t for t in readers if recorder and id(t) in outsiders and not _pending_writes([t.uop])]
         with paused():
             realize(quiet)
-        for tensor in readers:
-            if not any(tensor is q for q in quiet):
-                tensor.uop = resolve(tensor.uop, rebuilt)
-                pending.append(tensor)
+        done = {id(t) for t in quiet}
+        inside = [t for t in readers if id(t) not in done]
+        for tensor, graph in zip(inside, resolve_all([t.uop for t in inside], rebuilt), strict=True):
+            tensor.uop = graph
+        pending += inside
         executed = _pending_writes([t.uop for t in pending])
     roots = [t.uop for t in pending]
     plan, externals, values = schedule(roots)
