@@ -20,6 +20,26 @@ def sizes(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return args
 
 
+def whole(values: tuple[Any, ...], what: str, least: int | None = 0) -> tuple[Any, ...]:
+    """Sizes as Python ints (or symbolic) that are at least `least`."""
+    result = []
+    for value in values:
+        if not isinstance(value, UOp):
+            try:
+                number = value.__index__()
+            except (AttributeError, TypeError):
+                raise ShapeError(
+                    f"{what} {values}", because=f"{value!r} is no size", fix="sizes are whole numbers"
+                ) from None
+            if least is not None and number < least:
+                raise ShapeError(
+                    f"{what} {values}", because=f"{number} is too small", fix=f"use {least} or more"
+                )
+            value = number
+        result.append(value)
+    return tuple(result)
+
+
 class MovementMixin(ElementwiseMixin):
     """Methods of the movement family."""
 
@@ -106,7 +126,7 @@ class MovementMixin(ElementwiseMixin):
     def expand(self, *shape: Any) -> Self:
         """Repeat axes of size 1 (and add axes at the left) up to `shape`; -1 keeps a size. Costs no
         memory."""
-        new = sizes(shape)
+        new = whole(sizes(shape), "expand to", least=-1)
         old = self.shape
         extra = len(new) - len(old)
         if extra < 0:
@@ -215,7 +235,7 @@ class MovementMixin(ElementwiseMixin):
                 because="it takes one (before, after) per axis",
                 fix="name every axis; None leaves one alone",
             )
-        return tuple([(0, 0) if width is None else (width[0], width[1]) for width in padding])
+        return tuple([(0, 0) if w is None else whole(tuple(w), "pad by", least=None) for w in padding])
 
     def _pad_constant(self, widths: tuple[tuple[Any, Any], ...], value: PyConst) -> Self:
         old = self.shape
@@ -346,11 +366,11 @@ class MovementMixin(ElementwiseMixin):
         >>> Tensor([1, 2]).repeat(2, 2).tolist()
         [[1, 2, 1, 2], [1, 2, 1, 2]]
         """
-        counts = sizes(repeats)
-        if len(counts) < self.ndim or any(isinstance(count, int) and count < 0 for count in counts):
+        counts = whole(sizes(repeats), "repeat by")
+        if len(counts) < self.ndim:
             raise ShapeError(
                 f"repeat {show_shape(self.shape)} by {counts}",
-                because="it takes a count >= 0 for every axis",
+                because="it takes a count for every axis",
                 fix="give at least as many counts as there are axes",
             )
         shape = (1,) * (len(counts) - self.ndim) + self.shape
@@ -364,10 +384,7 @@ class MovementMixin(ElementwiseMixin):
         x = self.flatten() if dim is None else self
         at = x._axis(0 if dim is None else dim, "repeat_interleave")
         shape = x.shape
-        if repeats < 0:
-            raise ArgumentError(
-                f"repeat_interleave({repeats})", because="a count cannot be negative", fix="use 0 or more"
-            )
+        (repeats,) = whole((repeats,), "repeat_interleave by")
         wide = x.uop.reshape((*shape[: at + 1], 1, *shape[at + 1 :])).expand(
             (*shape[: at + 1], repeats, *shape[at + 1 :])
         )
