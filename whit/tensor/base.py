@@ -237,7 +237,8 @@ class TensorBase:
         if axis is None:
             return tuple(range(len(self.uop.shape)))
         if not isinstance(axis, (tuple, list)):
-            return (self._axis(axis, what),) if self.uop.shape or axis not in (0, -1) else ()
+            scalar = not self.uop.shape and isinstance(axis, int) and axis in (0, -1)
+            return () if scalar else (self._axis(axis, what),)
         axes = [self._axis(a, what) for a in axis]
         if len(set(axes)) != len(axes):
             raise ShapeError(

@@ -148,6 +148,10 @@ class CreationMixin(ReduceMixin):
 
     def const_like(self, value: PyConst) -> Self:
         """A scalar constant of this dtype, which broadcasts."""
+        if not isinstance(value, (bool, int, float)):
+            raise ArgumentError(
+                f"const_like({value!r})", because="it is no Python scalar", fix="pass a number"
+            )
         return self._wrap(UOp.const(value, self.uop.dtype))
 
     # ---- ranges

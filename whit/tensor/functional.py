@@ -39,6 +39,12 @@ class FunctionalMixin(LinalgMixin):
         [2.0, 0.0]
         """
         x: Any = self
+        if not isinstance(layers, (list, tuple)) or not all(callable(layer) for layer in layers):
+            raise ArgumentError(
+                f"sequential of {repr(layers)[:60]}",
+                because="it takes a list of functions of a tensor",
+                fix="pass layers such as nn.Linear(2, 3), or functions",
+            )
         for layer in layers:
             x = layer(x)
         return x  # type: ignore[no-any-return]

@@ -378,7 +378,8 @@ def _write_basic(target: UOp, selection: Selection, value: UOp) -> UOp:
         return overwritten(target, value.reshape(target.shape))
     here = scalar_shape(UOp.const(True, dtypes.bool), selection.basic_shape)
     written = place_basic(here, selection).reshape(target.shape)
-    return overwritten(target, written.alu(Ops.WHERE, place_basic(value, selection).reshape(target.shape), target))
+    placed = place_basic(value, selection).reshape(target.shape)
+    return overwritten(target, written.alu(Ops.WHERE, placed, target))
 
 
 def overwritten(target: UOp, value: UOp) -> UOp:
@@ -397,8 +398,8 @@ def in_memory(uop: UOp) -> bool:
 
 
 def memory_below(uop: UOp) -> UOp | None:
-    """The BUFFER, or the latest version of one, that a node is a RESHAPE of; None if it is anything else, or if
-    another tensor that shares the memory writes to it."""
+    """The BUFFER, or the latest version of one, that a node is a RESHAPE of; None if it is anything else, or
+    if another tensor that shares the memory writes to it."""
     while uop.op is Ops.RESHAPE:
         uop = uop.src[0]
     return uop if uop.op in (Ops.BUFFER, Ops.AFTER) and not is_overwritten(uop) else None

@@ -53,7 +53,7 @@ class MovementMixin(ElementwiseMixin):
         """
         new = sizes(shape)
         old = self.shape
-        if None in new:
+        if any(size is None for size in new):
             new = tuple(
                 [old[axis] if size is None and axis < len(old) else size for axis, size in enumerate(new)]
             )

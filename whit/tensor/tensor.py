@@ -13,6 +13,7 @@ from whit.helpers import TRAINING, ArgumentError, Context, DTypeError, ShapeErro
 from whit.tensor import storage
 from whit.tensor.base import TensorBase, check_devices
 from whit.tensor.functional import FunctionalMixin
+from whit.tensor.guard import guard
 from whit.tensor.indexing import memory_below
 from whit.tensor.storage import device_name, hooks, next_version
 from whit.uop import DType, Ops, Shape, UOp, dtypes
@@ -61,17 +62,19 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
 
     def realize(self, *others: Self) -> Self:
         """Compute this tensor (and the others, together) now. Returns self."""
-        hooks.realize([self, *others])
+        hooks.realize([self, *_tensors("realize", others)])
         return self
 
     @staticmethod
     def realize_all(tensors: Sequence[Tensor]) -> None:
         """Compute several tensors together."""
-        hooks.realize(list(tensors))
+        hooks.realize(_tensors("realize_all", tensors))
 
     def backward(self, gradient: Self | None = None) -> Self:
         """Add the gradient of this value (times `gradient`) to `grad` of every tensor with requires_grad=True
         below it."""
+        if gradient is not None:
+            _tensors("backward", [gradient])
         hooks.backward(self, gradient)
         return self
 
@@ -80,6 +83,7 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
     ) -> list[Tensor]:
         """The gradients of this value (times `gradient`) with respect to the targets; touches no `grad`. For
         a target that the value does not depend on: zeros with `materialize_grads`, else ArgumentError."""
+        _tensors("gradient", targets if gradient is None else (*targets, gradient))
         return hooks.gradient(self, list(targets), gradient, materialize_grads)
 
     # ---- data out
@@ -264,6 +268,7 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
 
     def replace(self, other: Self) -> Self:
         """Take over another tensor's value, without a copy. The shapes must agree."""
+        _tensors("replace", [other])
         if other.uop.shape != self.uop.shape:
             raise ShapeError(
                 f"replace shape {show_shape(self.uop.shape)} by {show_shape(other.uop.shape)}",
@@ -327,6 +332,24 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
         """A context in which layers behave as in training (`with Tensor.train(): …`); `Tensor.training`
         tells."""
         return Context(TRAINING=int(mode))
+
+
+# elementwise operations, reductions and movement, which are called most, check their arguments themselves
+_GUARDED = """
+    adaptive_avg_pool2d adaptive_max_pool2d arange avg_pool2d batchnorm binary_crossentropy
+    binary_crossentropy_logits broadcast_to cat chunk const_like conv1d conv2d conv3d conv_transpose1d
+    conv_transpose2d conv_transpose3d cosine_similarity cross cross_entropy diag diagonal diff dropout
+    einsum empty empty_like expand eye full full_like gather glorot_uniform huber_loss index_add
+    index_copy index_select interpolate kaiming_normal kaiming_uniform kl_div l1_loss layernorm linspace
+    masked_fill masked_select max_pool2d max_unpool2d meshgrid mse_loss multinomial newton_schulz
+    nll_loss norm normal normalize one_hot ones ones_like pad pad_to pixel_shuffle pixel_unshuffle
+    put_along_dim rand rand_like randint randn randn_like random_bits randperm rearrange repeat
+    repeat_interleave rms_norm roll rot90 round scaled_dot_product_attention scaled_uniform scatter
+    scatter_add scatter_reduce shrink shrink_to smooth_l1_loss sparse_categorical_crossentropy split
+    squeeze stack std std_mean take take_along_dim tensordot topk train tril triu unflatten unfold
+    uniform var var_mean vector_norm zeros zeros_like
+"""
+guard(Tensor, _GUARDED.split())
 
 
 def _in_plain_memory(uop: UOp) -> bool:
@@ -535,6 +558,19 @@ def encode_float(value: float, dtype: DType) -> bytes:
     step = 2.0 ** (max(exponent, 1) - info.bias - info.mantissa)
     fraction = int(magnitude / step)
     return bytes([sign | (fraction if exponent == 0 else (exponent - 1 << info.mantissa) + fraction)])
+
+
+def _tensors(what: str, given: Any) -> list[Any]:
+    """The tensors that somebody passed, and nothing else."""
+    try:
+        found = [] if isinstance(given, Tensor) else list(given)
+    except TypeError:
+        found = [given]
+    if isinstance(given, Tensor) or not all(isinstance(t, Tensor) for t in found):
+        raise ArgumentError(
+            f"{what} of {repr(given)[:60]}", because="it takes several tensors", fix="pass a list of tensors"
+        )
+    return found
 
 
 def _node_of_array(data: Any, device: str | None) -> UOp:

@@ -17,7 +17,8 @@ Pads = tuple[tuple[int, int], ...]
 
 def per_axis(value: Any, count: int, what: str) -> Ints:
     """One whole number for each spatial axis: a number for all of them, or one each."""
-    values = (value,) * count if isinstance(value, int) else tuple(value) if isinstance(value, (tuple, list)) else ()
+    given = tuple(value) if isinstance(value, (tuple, list)) else ()
+    values = (value,) * count if isinstance(value, int) else given
     if len(values) != count or not all(isinstance(v, int) for v in values):
         raise ArgumentError(f"{what}={value!r} for {count} spatial axes",
                             because="it takes one whole number, or one for each axis",

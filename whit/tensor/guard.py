@@ -1,0 +1,50 @@
+"""Arguments of kinds that a method never takes: Python's own complaint, said in whit's three parts.
+
+Methods check what is likely to go wrong (shapes, axes, dtypes, devices) and say so in their own words. Left
+are values such as a dict for a kernel size, on which some operator fails in the middle of the method.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from whit.helpers import ArgumentError, WhitError
+
+_COMPLAINTS = (TypeError, AttributeError, ValueError, IndexError, KeyError, OverflowError, ZeroDivisionError)
+
+
+def guard(cls: type, names: Iterable[str]) -> None:
+    """Let these methods of a class raise ArgumentError where their arguments make Python complain."""
+    for name in names:
+        found = inspect.getattr_static(cls, name)
+        if isinstance(found, (classmethod, staticmethod)):
+            setattr(cls, name, type(found)(_guarded(name, found.__func__)))
+        else:
+            setattr(cls, name, _guarded(name, found))
+
+
+def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        try:
+            return function(*args, **named)
+        except WhitError:
+            raise
+        except _COMPLAINTS as error:
+            given = [_show(a) for a in args] + [f"{key}={_show(value)}" for key, value in named.items()]
+            raise ArgumentError(
+                f"{name}({', '.join(given)})",
+                because=f"an argument is of a kind that {name} does not take ({error})",
+                fix=f"help(Tensor.{name}) says what it takes",
+            ) from error
+
+    return call
+
+
+def _show(value: Any) -> str:
+    uop = getattr(value, "uop", None)
+    text = f"<Tensor {uop.dtype} {uop.shape}>" if uop is not None else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
