@@ -116,3 +116,13 @@ def test_requires_grad() -> None:
     assert Tensor.zeros(3).uop is Tensor.zeros(3).uop
     with pytest.raises(DTypeError, match="only floats"):
         Tensor.zeros(3, dtype="int32", requires_grad=True)
+
+
+def test_default_dtypes_can_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (Tensor([1]) + 1.5).dtype is dtypes.float32 and Tensor([1]).exp().dtype is dtypes.float32
+    monkeypatch.setattr(dtypes, "default_float", dtypes.float64)
+    monkeypatch.setattr(dtypes, "default_int", dtypes.int64)
+    assert (Tensor([1]) + 1.5).dtype is dtypes.float64 and Tensor([1]).exp().dtype is dtypes.float64
+    assert Tensor([1.5]).dtype is dtypes.float64 and Tensor.zeros(2).dtype is dtypes.float64
+    assert Tensor.rand(2).dtype is dtypes.float64 and Tensor.linspace(0, 1, 3).dtype is dtypes.float64
+    assert Tensor.arange(3).dtype is dtypes.int64 and (Tensor([True]) + 1).dtype is dtypes.int64

@@ -278,7 +278,6 @@ def promote(*types: DType) -> DType:
     return least[0]
 
 
-@lru_cache(None)
 def strong(dtype: DType) -> DType:
     """The concrete type of a weak one."""
     if dtype is dtypes.weakint:
@@ -286,7 +285,6 @@ def strong(dtype: DType) -> DType:
     return dtypes.default_float if dtype is dtypes.weakfloat else dtype
 
 
-@lru_cache(None)
 def float_of(dtype: DType) -> DType:
     """The float type in which functions such as exp work for inputs of `dtype`."""
     return dtype if dtype.is_float else dtypes.default_float
