@@ -243,19 +243,34 @@ class ElementwiseMixin(TensorBase):
 
     def _float_remainder(self, a: UOp, b: UOp) -> Self:
         """a - b * trunc(a / b), computed in float64 in two steps, each exact: the first leaves |r| < |a| /
-        2**52, the second takes the rest; a quotient that was rounded up leaves a remainder of the wrong sign,
+        2**50, the second takes the rest; a quotient that was rounded up leaves a remainder of the wrong sign,
         which is put right."""
-        dtype = a.dtype
         x, y = self._wrap(a.cast(dtypes.float64)), self._wrap(b.cast(dtypes.float64))
-        r = x
+        scale = (
+            (x.isfinite() & ((x > 2.0**900) | (x < -(2.0**900)))).where(2.0**-64, 1.0).cast(dtypes.float64)
+        )
+        r, divisor = x * scale, y * scale
         for _ in range(2):
-            quotient = (r / y)._function(Ops.TRUNC)
-            r = self._apply(Ops.MULACC, "fmod", (-quotient).uop, y.uop, r.uop)
-        size = (y < 0).where(-y, y)
+            product, error = (r / divisor)._function(Ops.TRUNC)._exact_product(divisor)
+            r = r - product - error
+        size = (divisor < 0).where(-divisor, divisor)
         over = r.ne(0) & ((r < 0) ^ (x < 0))
-        r = over.where((x < 0).where(r - size, r + size), r)
+        r = over.where((x < 0).where(r - size, r + size), r) / scale
         whole = y.isinf() & x.isfinite()  # a finite number modulo infinity is itself
-        return whole.where(x, r).cast(dtype)
+        return whole.where(x, r).cast(a.dtype)
+
+    def _exact_product(self, other: Self) -> tuple[Self, Self]:
+        """(x * y rounded, its error) in float64, for factors below 2**996 (Dekker 1971): not every device
+        multiplies and adds with one rounding."""
+        product = self * other
+        (a, b), (c, d) = self._halves(), other._halves()
+        return product, (product - a * c - b * c - a * d) * -1 + b * d
+
+    def _halves(self) -> tuple[Self, Self]:
+        """A float64 as a sum of two numbers of 26 bits."""
+        wide = self * (2.0**27 + 1)
+        high = wide - (wide - self)
+        return high, self - high
 
     def _signed(self, magnitude: Self) -> Self:
         """`magnitude`, with the sign of self where it is zero."""
