@@ -126,7 +126,7 @@ class Context(contextlib.ContextDecorator):
                 known = ", ".join(sorted(ContextVar.registry))
                 raise SettingError(f"Context({name}={value!r})", because="there is no such setting",
                                    fix=f"known: {known}")
-            if isinstance(var.default, str) != isinstance(value, str):
+            if not isinstance(value, type(var.default)):
                 kind = "text" if isinstance(var.default, str) else "a whole number"
                 raise SettingError(f"Context({name}={value!r})", because=f"it takes {kind}",
                                    fix=f"{name}: {var.help}")

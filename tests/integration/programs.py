@@ -1,9 +1,10 @@
 """Random tensor programs: made step by step on NumPy arrays, then run by anything that has tensors.
 
-A program is a list of leaves and steps; a step names an operation, its operands (numbers of earlier values) and
-its arguments. NumPy computes floats in float64. A step that would be ill-conditioned (a comparison of values that
-rounding could swap, overflow) is not taken, so that every program has one right answer.
+A program is a list of leaves and steps; a step names an operation, its operands (numbers of earlier values)
+and its arguments. NumPy computes floats in float64. A step that would be ill-conditioned (a comparison of
+values that rounding could swap, overflow) is not taken, so that every program has one right answer.
 """
+
 from __future__ import annotations
 
 import random
@@ -43,7 +44,10 @@ class Program:
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}"]
-        lines += [f"  v{i} = leaf {kind} {leaf.shape}" for i, (leaf, kind) in enumerate(zip(self.leaves, self.kinds))]
+        lines += [
+            f"  v{i} = leaf {kind} {leaf.shape}"
+            for i, (leaf, kind) in enumerate(zip(self.leaves, self.kinds))
+        ]
         for i, step in enumerate(self.steps, len(self.leaves)):
             names = ", ".join(f"v{j}" for j in step.ins)
             lines.append(f"  v{i} = {step.op}({names}; {step.arg})")
@@ -118,7 +122,9 @@ def np_reduce(x: Array, arg: Any) -> Array:
         distinct(x.reshape(-1), 0) if axes is None else None
     result = getattr(np, name)(x, axis=axes, keepdims=keep)
     if name in ("sum", "prod") and x.dtype.kind in "iu":
-        result = result.astype(x.dtype if x.dtype.itemsize >= 4 else {"i": np.int32, "u": np.uint32}[x.dtype.kind])
+        result = result.astype(
+            x.dtype if x.dtype.itemsize >= 4 else {"i": np.int32, "u": np.uint32}[x.dtype.kind]
+        )
     return np.asarray(result)
 
 
@@ -173,7 +179,11 @@ OPS: dict[str, tuple[Meaning, Meaning] | tuple[Meaning, Meaning, Meaning]] = {
     "rsub": (lambda x, a: a - x, lambda x, a: a - x),
     "tanh": (lambda x, _: np.tanh(x), lambda x, _: x.tanh()),
     "sin": (lambda x, _: np.sin(x), lambda x, _: x.sin()),
-    "exp": (lambda x, _: np.exp(np.minimum(x, 4)), lambda x, _: x.minimum(4).exp(), lambda x, _: x.clamp(max=4).exp()),
+    "exp": (
+        lambda x, _: np.exp(np.minimum(x, 4)),
+        lambda x, _: x.minimum(4).exp(),
+        lambda x, _: x.clamp(max=4).exp(),
+    ),
     "log": (lambda x, _: np.log(x * x + 1), lambda x, _: (x * x + 1).log()),
     "sqrt": (lambda x, _: np.sqrt(x * x + 0.5), lambda x, _: (x * x + 0.5).sqrt()),
     "sigmoid": (lambda x, _: 1 / (1 + np.exp(-x)), lambda x, _: x.sigmoid()),
@@ -184,46 +194,78 @@ OPS: dict[str, tuple[Meaning, Meaning] | tuple[Meaning, Meaning, Meaning]] = {
     "compare": (compare, lambda x, y, a: getattr(x, a)(y)),
     "where": (np_where, lambda c, x, y, _: c.where(x, y), lambda c, x, y, _: x.where(c, y)),
     "not": (lambda x, _: ~x, lambda x, _: ~x),
-    "bits": (lambda x, y, a: {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[a](x, y),
-             lambda x, y, a: x & y if a == "and" else x | y if a == "or" else x ^ y),
+    "bits": (
+        lambda x, y, a: {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[a](x, y),
+        lambda x, y, a: x & y if a == "and" else x | y if a == "or" else x ^ y,
+    ),
     "floordiv": (lambda x, a: x // a, lambda x, a: x // a),
     "mod": (lambda x, a: x % a, lambda x, a: x % a),
     "cast": (np_cast, lambda x, a: x.cast(a)),
-    "reduce": (np_reduce, lambda x, a: getattr(x, a[0])(a[1], keepdim=a[2]),
-               lambda x, a: getattr(x, {"max": "amax", "min": "amin"}.get(a[0], a[0]))(
-                   tuple(range(x.ndim)) if a[1] is None else a[1], keepdim=a[2])),
-    "var": (lambda x, a: np.var(x, axis=a, ddof=0, keepdims=True), lambda x, a: x.var(a, keepdim=True, correction=0)),
+    "reduce": (
+        np_reduce,
+        lambda x, a: getattr(x, a[0])(a[1], keepdim=a[2]),
+        lambda x, a: getattr(x, {"max": "amax", "min": "amin"}.get(a[0], a[0]))(
+            tuple(range(x.ndim)) if a[1] is None else a[1], keepdim=a[2]
+        ),
+    ),
+    "var": (
+        lambda x, a: np.var(x, axis=a, ddof=0, keepdims=True),
+        lambda x, a: x.var(a, keepdim=True, correction=0),
+    ),
     "reshape": (lambda x, a: x.reshape(a), lambda x, a: x.reshape(a)),
     "permute": (lambda x, a: x.transpose(a), lambda x, a: x.permute(*a)),
     "flip": (lambda x, a: np.flip(x, a), lambda x, a: x.flip(a)),
     "expand": (lambda x, a: np.broadcast_to(x, a), lambda x, a: x.expand(a)),
-    "pad": (lambda x, a: np.pad(x, a[0], constant_values=a[1]), lambda x, a: x.pad(a[0], value=a[1]),
-            lambda x, a: _torch_pad(x, a)),
+    "pad": (
+        lambda x, a: np.pad(x, a[0], constant_values=a[1]),
+        lambda x, a: x.pad(a[0], value=a[1]),
+        lambda x, a: _torch_pad(x, a),
+    ),
     "slice": (lambda x, a: x[a], lambda x, a: x[a], lambda x, a: _torch_slice(x, a)),
     "roll": (lambda x, a: np.roll(x, *a), lambda x, a: x.roll(*a)),
-    "cat": (lambda *v: np.concatenate(v[:-1], v[-1]), lambda *v: v[0].cat(*v[1:-1], dim=v[-1]),
-            lambda *v: _torch().cat(v[:-1], v[-1])),
-    "stack": (lambda *v: np.stack(v[:-1], v[-1]), lambda *v: v[0].stack(*v[1:-1], dim=v[-1]),
-              lambda *v: _torch().stack(v[:-1], v[-1])),
+    "cat": (
+        lambda *v: np.concatenate(v[:-1], v[-1]),
+        lambda *v: v[0].cat(*v[1:-1], dim=v[-1]),
+        lambda *v: _torch().cat(v[:-1], v[-1]),
+    ),
+    "stack": (
+        lambda *v: np.stack(v[:-1], v[-1]),
+        lambda *v: v[0].stack(*v[1:-1], dim=v[-1]),
+        lambda *v: _torch().stack(v[:-1], v[-1]),
+    ),
     "matmul": (lambda x, y, _: x @ y, lambda x, y, _: x @ y),
-    "conv2d": (conv2d, lambda x, w, a: x.conv2d(w, stride=a[0], padding=a[1], dilation=a[2]),
-               lambda x, w, a: _torch().nn.functional.conv2d(x, w, None, a[0], a[1], a[2])),
+    "conv2d": (
+        conv2d,
+        lambda x, w, a: x.conv2d(w, stride=a[0], padding=a[1], dilation=a[2]),
+        lambda x, w, a: _torch().nn.functional.conv2d(x, w, None, a[0], a[1], a[2]),
+    ),
     "softmax": (softmax, lambda x, a: x.softmax(a)),
     "cumsum": (lambda x, a: np.cumsum(x, a, dtype=x.dtype), lambda x, a: x.cumsum(a)),
     "index": (lambda x, a: x[np.array(a)], lambda x, a: x[Tensor(a)], lambda x, a: x[_torch().tensor(a)]),
     "take": (lambda x, i, a: x[i % x.shape[0]], lambda x, i, a: x[i % x.shape[0]]),
-    "gather": (lambda x, a: np_gather(x, *a), lambda x, a: x.gather(a[0], Tensor(a[1])),
-               lambda x, a: x.gather(a[0], _torch().tensor(a[1]))),
+    "gather": (
+        lambda x, a: np_gather(x, *a),
+        lambda x, a: x.gather(a[0], Tensor(a[1])),
+        lambda x, a: x.gather(a[0], _torch().tensor(a[1])),
+    ),
     "sort": (np_sort, lambda x, a: x.sort(a)[0]),
     "argmax": (np_argmax, lambda x, a: x.argmax(a).cast("int32")),
     "contiguous": (lambda x, _: x, lambda x, _: x.contiguous()),
     # writes make a new version of the operand; the rest of the program reads the new one
     "setitem": (np_write, lambda *v: _whit_write(*v), lambda *v: _torch_write(*v)),
-    "assign": (lambda x, y, _: np.array(np.broadcast_to(y, x.shape)), lambda x, y, _: x.assign(y),
-               lambda x, y, _: y.expand(x.shape).clone()),
+    "assign": (
+        lambda x, y, _: np.array(np.broadcast_to(y, x.shape)),
+        lambda x, y, _: x.assign(y),
+        lambda x, y, _: y.expand(x.shape).clone(),
+    ),
 }
 WRITES = ("setitem", "assign")
-SMOOTH = ["add", "sub", "mul", "div", "affine", "rsub", "tanh", "sin", "exp", "log", "sqrt", "sigmoid", "swish", "relu", "abs", "maximum", "reduce", "var", "reshape", "permute", "flip", "expand", "pad", "slice", "roll", "cat", "stack", "matmul", "conv2d", "softmax", "cumsum", "index", "gather", "sort", "contiguous"]
+SMOOTH = [
+    "add", "sub", "mul", "div", "affine", "rsub", "tanh", "sin", "exp", "log", "sqrt", "sigmoid",
+    "swish", "relu", "abs", "maximum", "reduce", "var", "reshape", "permute", "flip", "expand",
+    "pad", "slice", "roll", "cat", "stack", "matmul", "conv2d", "softmax", "cumsum", "index",
+    "gather", "sort", "contiguous",
+]
 
 
 def _torch() -> Any:
@@ -273,8 +315,13 @@ class Maker:
         self.stale: set[int] = set()  # values whose tensor was written since: read as the new version only
 
     def leaf(self) -> None:
-        rng, shape = self.rng, tuple(self.rng.choice(SIZES) for _ in range(self.rng.choice([0, 1, 2, 2, 3, 3, 4])))
-        kind = "float64" if self.smooth else rng.choice(["float32"] * 4 + ["float64", "int32", "int64", "uint8"])
+        rng, shape = (
+            self.rng,
+            tuple(self.rng.choice(SIZES) for _ in range(self.rng.choice([0, 1, 2, 2, 3, 3, 4]))),
+        )
+        kind = (
+            "float64" if self.smooth else rng.choice(["float32"] * 4 + ["float64", "int32", "int64", "uint8"])
+        )
         if kind.startswith("float"):
             data = self.numbers.standard_normal(shape).astype(kind)
         else:
@@ -295,6 +342,7 @@ class Maker:
 
     def partner(self, i: int) -> int:
         """A value of the same dtype that broadcasts with value i."""
+
         def fits(j: int) -> bool:
             if self.program.kinds[j] != self.program.kinds[i]:
                 return False
@@ -302,10 +350,13 @@ class Maker:
                 return int(np.prod(np.broadcast_shapes(self.values[i].shape, self.values[j].shape))) < 3000
             except ValueError:
                 return False
+
         return self.pick(fits)
 
     def try_step(self) -> None:
-        name = self.rng.choice(SMOOTH if self.smooth else [o for o in OPS for _ in range(2 if o in WRITES else 1)])
+        name = self.rng.choice(
+            SMOOTH if self.smooth else [o for o in OPS for _ in range(2 if o in WRITES else 1)]
+        )
         ins, arg, kind = self.choose(name)
         with np.errstate(all="ignore"):
             value = np.array(OPS[name][0](*[self.values[i] for i in ins], arg))
@@ -370,7 +421,9 @@ class Maker:
         x, kind = values[i], kinds[i]
         axis = rng.randrange(x.ndim)
         if name == "reduce":
-            axes = rng.choice([(axis,), None, tuple(sorted(rng.sample(range(x.ndim), rng.randint(1, x.ndim))))])
+            axes = rng.choice(
+                [(axis,), None, tuple(sorted(rng.sample(range(x.ndim), rng.randint(1, x.ndim))))]
+            )
             what = rng.choice(["sum", "max", "min", "mean"] if self.is_float(i) else ["sum", "max", "min"])
             if kind == "bool":
                 raise Fragile
@@ -397,20 +450,30 @@ class Maker:
         if name == "flip":
             return (i,), tuple(sorted(rng.sample(range(x.ndim), rng.randint(1, x.ndim)))), kind
         if name == "expand":
-            return (i,), tuple(rng.choice([2, 3]) if n == 1 else n for n in ((1, *x.shape) if x.ndim < 4 else x.shape)), kind
+            return (
+                (i,),
+                tuple(
+                    rng.choice([2, 3]) if n == 1 else n for n in ((1, *x.shape) if x.ndim < 4 else x.shape)
+                ),
+                kind,
+            )
         if name == "pad":
-            widths = [(rng.randint(0, 2), rng.randint(0, 2)) if a == axis or rng.random() < 0.3 else (0, 0)
-                      for a in range(x.ndim)]
+            widths = [
+                (rng.randint(0, 2), rng.randint(0, 2)) if a == axis or rng.random() < 0.3 else (0, 0)
+                for a in range(x.ndim)
+            ]
             return (i,), (widths, 0 if kind == "bool" or rng.random() < 0.6 else 1), kind
         if name == "slice":
             return (i,), tuple(_slice(rng, n) for n in x.shape), kind
         if name == "roll":
             return (i,), (rng.randint(-3, 3), axis), kind
         if name in ("cat", "stack"):
+
             def joins(j: int) -> bool:
                 same = [n for a, n in enumerate(values[j].shape) if a != axis or name == "stack"]
                 mine = [n for a, n in enumerate(x.shape) if a != axis or name == "stack"]
                 return kinds[j] == kind and values[j].ndim == x.ndim and same == mine
+
             return (i, *[self.pick(joins) for _ in range(rng.randint(1, 2))]), axis, kind
         if name == "index":
             return (i,), [rng.randrange(-x.shape[0], x.shape[0]) for _ in range(rng.randint(1, 4))], kind
@@ -418,7 +481,9 @@ class Maker:
             j = self.pick(lambda k: kinds[k] in ("int32", "int64") and 0 < values[k].size < 20)
             return (i, j), None, kind
         if name == "gather":
-            shape = tuple(rng.randint(1, n) if a != axis else rng.randint(1, 5) for a, n in enumerate(x.shape))
+            shape = tuple(
+                rng.randint(1, n) if a != axis else rng.randint(1, 5) for a, n in enumerate(x.shape)
+            )
             return (i,), (axis, self.numbers.integers(0, x.shape[axis], shape)), kind
         if name == "contiguous":
             return (i,), None, kind
@@ -428,11 +493,20 @@ class Maker:
         rng, kinds, values = self.rng, self.program.kinds, self.values
         if name == "matmul":
             i = self.pick(lambda j: self.is_float(j) and 2 <= values[j].ndim <= 3)
-            j = self.pick(lambda k: kinds[k] == kinds[i] and values[k].ndim in (1, 2)
-                          and values[k].shape[0] == values[i].shape[-1])
+            j = self.pick(
+                lambda k: (
+                    kinds[k] == kinds[i]
+                    and values[k].ndim in (1, 2)
+                    and values[k].shape[0] == values[i].shape[-1]
+                )
+            )
             return (i, j), None, kinds[i]
         i = self.pick(lambda j: self.is_float(j) and values[j].ndim == 4)
-        j = self.pick(lambda k: kinds[k] == kinds[i] and values[k].ndim == 4 and values[k].shape[1] == values[i].shape[1])
+        j = self.pick(
+            lambda k: (
+                kinds[k] == kinds[i] and values[k].ndim == 4 and values[k].shape[1] == values[i].shape[1]
+            )
+        )
         arg = rng.choice([1, 2]), rng.choice([0, 1, 2]), rng.choice([1, 2])
         sizes = [n + 2 * arg[1] - (k - 1) * arg[2] for n, k in zip(values[i].shape[2:], values[j].shape[2:])]
         if min(sizes) < 1:
@@ -447,13 +521,18 @@ class Maker:
         if name == "assign":
             j = self.pick(lambda k: kinds[k] == kinds[i] and k != i and values[k].shape == x.shape)
             return (i, j), None, kinds[i]
-        place = tuple(rng.randrange(n) if rng.random() < 0.4 else _slice(rng, n, forward=rng.random() < 0.7)
-                      for n in x.shape[:rng.randint(1, x.ndim)])
+        place = tuple(
+            rng.randrange(n) if rng.random() < 0.4 else _slice(rng, n, forward=rng.random() < 0.7)
+            for n in x.shape[: rng.randint(1, x.ndim)]
+        )
         shape = x[place].shape
         if rng.random() < 0.4:
             return (i,), place, kinds[i]
-        j = self.pick(lambda k: kinds[k] == kinds[i] and values[k].ndim <= len(shape)
-                      and _broadcasts(values[k].shape, shape))
+        j = self.pick(
+            lambda k: (
+                kinds[k] == kinds[i] and values[k].ndim <= len(shape) and _broadcasts(values[k].shape, shape)
+            )
+        )
         return (i, j), place, kinds[i]
 
 
@@ -510,7 +589,9 @@ def in_numpy(program: Program, leaves: list[Array]) -> list[Array]:
     return [values[i] for i in program.outputs]
 
 
-def in_whit(program: Program, leaves: list[Tensor], after: Callable[[Tensor], Tensor] = lambda t: t) -> list[Tensor]:
+def in_whit(
+    program: Program, leaves: list[Tensor], after: Callable[[Tensor], Tensor] = lambda t: t
+) -> list[Tensor]:
     """Outputs as tensors; `after` sees each value (realise, or nothing)."""
     values = list(leaves)
     for step in program.steps:
@@ -546,8 +627,13 @@ def check(program: Program, got: list[Tensor], want: list[Array], how: str, text
         if program.kinds[i].startswith("float"):
             tolerance = program.tolerances[i]
             scale = float(np.abs(expected).max()) if expected.size else 0.0
-            np.testing.assert_allclose(value.astype(np.float64), expected, rtol=tolerance,
-                                       atol=tolerance * max(1.0, scale), err_msg=where)
+            np.testing.assert_allclose(
+                value.astype(np.float64),
+                expected,
+                rtol=tolerance,
+                atol=tolerance * max(1.0, scale),
+                err_msg=where,
+            )
         else:
             np.testing.assert_array_equal(value, expected, err_msg=where)
 
@@ -610,7 +696,9 @@ def run_gradients(program: Program) -> None:
     loss_t: Any = sum((o * torch.tensor(w)).sum() for o, w in zip(in_torch(program, theirs), weights))
     loss: Any = sum((o * Tensor(w)).sum() for o, w in zip(in_whit(program, ours), weights))
     for order in ("first", "second"):
-        grads_t = torch.autograd.grad(loss_t, theirs, create_graph=True, allow_unused=True, materialize_grads=True)
+        grads_t = torch.autograd.grad(
+            loss_t, theirs, create_graph=True, allow_unused=True, materialize_grads=True
+        )
         grads = loss.gradient(*ours, materialize_grads=True)
         weights = [numbers.standard_normal(x.shape) for x in program.leaves]
         text = show(grads[0].uop)
@@ -618,8 +706,13 @@ def run_gradients(program: Program) -> None:
         for n, (g, g_t) in enumerate(zip(grads, grads_t, strict=True)):
             want = g_t.detach().numpy(force=True)
             scale = max(1.0, float(np.abs(want).max()) if want.size else 0.0)
-            np.testing.assert_allclose(g.numpy(), want, rtol=1e-7, atol=1e-9 * scale,
-                                       err_msg=f"{order} derivative by v{n}\n{program}\n{text}")
+            np.testing.assert_allclose(
+                g.numpy(),
+                want,
+                rtol=1e-7,
+                atol=1e-9 * scale,
+                err_msg=f"{order} derivative by v{n}\n{program}\n{text}",
+            )
         if not any(g.requires_grad for g in grads_t):
             return
         loss_t = sum((g * torch.tensor(w)).sum() for g, w in zip(grads_t, weights))

@@ -1,5 +1,6 @@
-"""Random tensor programs three ways (lazily, step by step, jitted) against NumPy, and their derivatives against
-PyTorch. A failure prints the seed, the program and the graph."""
+"""Random tensor programs three ways (lazily, step by step, jitted) against NumPy, and their derivatives
+against PyTorch. A failure prints the seed, the program and the graph."""
+
 from __future__ import annotations
 
 import shutil
@@ -14,9 +15,19 @@ from whit import Context, Tensor
 # seeds that once found a bug stay in the sample
 FOUND = [54, 109, 120, 137, 182, 187, 303]
 FOUND_SMOOTH = [43, 51]
-DEVICES = ["PYTHON", *[pytest.param(f"CPU:{kind.upper()}", marks=pytest.mark.skipif(
-    not any(shutil.which(name) for name in names), reason=f"no {kind}"))
-    for kind, names in (("clang", ["clang", "clang-19", "clang-18", "clang-17", "clang-16", "clang-15"]), ("gcc", ["gcc"]))]]
+DEVICES = [
+    "PYTHON",
+    *[
+        pytest.param(
+            f"CPU:{kind.upper()}",
+            marks=pytest.mark.skipif(not any(shutil.which(name) for name in names), reason=f"no {kind}"),
+        )
+        for kind, names in (
+            ("clang", ["clang", "clang-19", "clang-18", "clang-17", "clang-16", "clang-15"]),
+            ("gcc", ["gcc"]),
+        )
+    ],
+]
 
 
 @pytest.mark.parametrize("start", [0, 10])
@@ -55,7 +66,9 @@ def test_programs_with_validation() -> None:
 
 
 def test_a_failure_shows_the_program_and_the_graph() -> None:
-    program = Program(7, [np.ones(2, np.float32)], ["float32"] * 2, [Step("affine", (0,), (2, 1))], [1], [1e-4] * 2)
+    program = Program(
+        7, [np.ones(2, np.float32)], ["float32"] * 2, [Step("affine", (0,), (2, 1))], [1], [1e-4] * 2
+    )
     with pytest.raises(AssertionError, match=r"(?s)seed 7.*v1 = affine\(v0; \(2, 1\)\).*the graph"):
         programs.check(program, [Tensor([3.0, 3.5])], [np.array([3.0, 3.0])], "somehow", "the graph")
 

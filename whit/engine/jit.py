@@ -506,6 +506,10 @@ class TinyJit(Generic[P, R]):
     """
 
     def __init__(self, function: Callable[P, R]) -> None:
+        if not callable(function):
+            raise ArgumentError(
+                f"TinyJit({function!r})", because="it is no function", fix="decorate a function of tensors"
+            )
         functools.update_wrapper(self, function)
         self.function = function
         self.name: str = getattr(function, "__name__", "a function")

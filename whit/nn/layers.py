@@ -14,6 +14,7 @@ from typing import Any
 
 from whit.helpers import TRAINING, ArgumentError, DTypeError, ShapeError, prod
 from whit.tensor import Tensor, hooks
+from whit.tensor.guard import guard
 from whit.tensor.tensor import buffer_of, pack
 from whit.uop import DType, Ops, dtypes
 from whit.uop.uop import show_shape
@@ -529,9 +530,23 @@ class LSTMCell:
         if hc is None:
             zero = Tensor.zeros(x.shape[0], self.hidden_size, dtype=x.dtype, device=x.device)
             hc = (zero, zero)
+        if not isinstance(hc, (tuple, list)) or len(hc) != 2 or not all(isinstance(t, Tensor) for t in hc):
+            raise ArgumentError(
+                f"LSTMCell with state {repr(hc)[:60]}",
+                because="it takes (h, c)",
+                fix="pass two tensors, or nothing",
+            )
         gates = x.linear(self.weight_ih.transpose(0, 1), self.bias_ih)
         gates = gates + hc[0].linear(self.weight_hh.transpose(0, 1), self.bias_hh)
         gates = gates.reshape(x.shape[0], 4, self.hidden_size)
         i, f, g, o = gates[:, 0].sigmoid(), gates[:, 1].sigmoid(), gates[:, 2].tanh(), gates[:, 3].sigmoid()
         c = f * hc[1] + i * g
         return o * c.tanh(), c
+
+
+for _class in (
+    Linear, _Conv, Conv1d, Conv2d, ConvTranspose2d, BatchNorm, LayerNorm, LayerNorm2d, RMSNorm, GroupNorm,
+    InstanceNorm, Embedding, Dropout, LSTMCell,
+):
+    if "__init__" in vars(_class):
+        guard(_class, ["__init__"])

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from whit.helpers import ArgumentError, prod
 from whit.nn.layers import filled
 from whit.tensor import Tensor, hooks
+from whit.tensor.guard import guard
 from whit.uop import DType, Ops, dtypes
 from whit.uop.uop import show_shape
 
@@ -367,3 +368,8 @@ class Muon(Optimizer):
             square = x @ x.transpose(0, 1)
             x = x * a + (square * b + (square @ square) * c) @ x
         return x.transpose(0, 1) if tall else x
+
+
+for _class in (Optimizer, OptimizerGroup, SGD, Adam, AdamW, LAMB, LARS, Muon):
+    if "__init__" in vars(_class):
+        guard(_class, ["__init__"])

@@ -38,6 +38,10 @@ def get_state_dict(model: object, prefix: str = "") -> dict[str, Tensor]:
     >>> sorted(get_state_dict({"layer": [Tensor([1.0]), Tensor([2.0])]}))
     ['layer.0', 'layer.1']
     """
+    if not isinstance(prefix, str):
+        raise ArgumentError(
+            f"get_state_dict with prefix {prefix!r}", because="it is no text", fix='pass "" or a name'
+        )
     found: dict[str, Tensor] = {}
     _collect(model, prefix.rstrip("."), found, set())
     return found
@@ -109,6 +113,10 @@ def load_state_dict(
 
 
 def _only_tensors(what: str, values: Mapping[str, object]) -> None:
+    if not isinstance(values, Mapping):
+        raise ArgumentError(
+            f"{what} of {repr(values)[:60]}", because="it is no dictionary", fix="pass tensors by name"
+        )
     for name, value in values.items():
         if not isinstance(value, Tensor):
             raise ArgumentError(
@@ -197,6 +205,13 @@ def safe_save(
     >>> safe_save({"weight": Tensor([1.0, 2.0])}, "model.safetensors")  # doctest: +SKIP
     """
     _only_tensors("safe_save", tensors)
+    target = _path("safe_save", path)
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise ArgumentError(
+            f"safe_save with metadata {repr(metadata)[:60]}",
+            because="it is no dictionary",
+            fix="pass texts by name",
+        )
     for name, tensor in tensors.items():
         if name == "__metadata__" or not all_int(tensor.shape):
             raise ArgumentError(
@@ -220,7 +235,7 @@ def safe_save(
     text = text.ljust(round_up(len(text), 8))
     if tensors:
         hooks.realize(list(tensors.values()))
-    _write_atomic(Path(path), [struct.pack("<Q", len(text)) + text], [tensors[name] for name in order])
+    _write_atomic(target, [struct.pack("<Q", len(text)) + text], [tensors[name] for name in order])
 
 
 def _write_atomic(path: Path, head: list[bytes], tensors: list[Tensor]) -> None:
@@ -254,7 +269,7 @@ def safe_load(path: str | Path, device: str | None = None) -> dict[str, Tensor]:
     Errors: FileFormatError for a file that is damaged or hostile (nothing has been allocated then),
     FileError if it cannot be opened.
     """
-    mapped, entries, _ = _open_checked(Path(path))
+    mapped, entries, _ = _open_checked(_path("safe_load", path))
     tensors: dict[str, Tensor] = {}
     for entry in entries:
         data = memoryview(mapped)[entry.start : entry.stop]
@@ -269,7 +284,15 @@ def safe_load(path: str | Path, device: str | None = None) -> dict[str, Tensor]:
 
 def safe_load_metadata(path: str | Path) -> dict[str, str]:
     """The free text (`__metadata__`) of a safetensors file. Errors: as `safe_load`."""
-    return _open_checked(Path(path))[2]
+    return _open_checked(_path("safe_load_metadata", path))[2]
+
+
+def _path(what: str, path: object) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError(
+            f"{what}: path {repr(path)[:60]}", because="it is no path", fix="pass text or a Path"
+        )
+    return Path(path)
 
 
 def _open_checked(path: Path) -> tuple[mmap.mmap | bytes, list[Entry], dict[str, str]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import abc
 import importlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from whit.codegen.target import Target
@@ -63,8 +64,8 @@ class Buffer:
             Device.get(self.device).copyout(memoryview(result), self.handle)
         return result
 
-    def __del__(self) -> None:
-        if self._owned:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._owned and not ending():  # at the very end modules are half gone, and the memory goes anyway
             self._owned = False
             runtime = Device.opened.get(self.device)
             if runtime is not None:
@@ -185,7 +186,7 @@ class Device(abc.ABC):
     @staticmethod
     def get(name: str) -> Device:
         """The open device of a canonical name."""
-        found = Device.opened.get(name)
+        found = Device.opened.get(name if isinstance(name, str) else Device.canonical(name))
         if found is None:
             module, cls = Device.families[Device.canonical(name).partition(":")[0]]
             found = Device.opened[name] = getattr(importlib.import_module(module), cls)(name)

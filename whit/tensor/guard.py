@@ -17,13 +17,15 @@ _COMPLAINTS = (TypeError, AttributeError, ValueError, IndexError, KeyError, Over
 
 
 def guard(cls: type, names: Iterable[str]) -> None:
-    """Let these methods of a class raise ArgumentError where their arguments make Python complain."""
+    """Let these methods of a class raise ArgumentError where their arguments make Python complain.
+
+    `__init__` is named as the class."""
     for name in names:
         found = inspect.getattr_static(cls, name)
         if isinstance(found, (classmethod, staticmethod)):
             setattr(cls, name, type(found)(_guarded(name, found.__func__)))
         else:
-            setattr(cls, name, _guarded(name, found))
+            setattr(cls, name, _guarded(cls.__name__ if name == "__init__" else name, found))
 
 
 def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,11 +36,12 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         except WhitError:
             raise
         except _COMPLAINTS as error:
-            given = [_show(a) for a in args] + [f"{key}={_show(value)}" for key, value in named.items()]
+            shown = args[1:] if function.__name__ == "__init__" else args
+            given = [_show(a) for a in shown] + [f"{key}={_show(value)}" for key, value in named.items()]
             raise ArgumentError(
                 f"{name}({', '.join(given)})",
                 because=f"an argument is of a kind that {name} does not take ({error})",
-                fix=f"help(Tensor.{name}) says what it takes",
+                fix=f"help({name if name[0].isupper() else 'Tensor.' + name}) says what it takes",
             ) from error
 
     return call

@@ -211,7 +211,7 @@ class ReduceMixin(MovementMixin):
         )._reduce(Ops.MIN, at, keepdim, what)
 
     def _axis_of_scalar(self, axis: int, what: str) -> int:
-        return 0 if axis in (0, -1) else self._axis(axis, what)
+        return 0 if isinstance(axis, int) and axis in (0, -1) else self._axis(axis, what)
 
     def _along(self, axis: int, size: Any) -> Self:
         """0, 1, 2, … along one axis, size 1 on the others."""

@@ -158,6 +158,12 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
 
         kind = numpy_dtype(self.uop.dtype)
         shape = self._concrete_shape()
+        if len(shape) > 64:
+            raise ShapeError(
+                f"numpy() of a tensor of {len(shape)} axes",
+                because="NumPy has at most 64",
+                fix="reshape it first",
+            )
         data = self._bytes()
         if not data.nbytes:
             return np.empty(shape, kind)
@@ -303,6 +309,12 @@ class Tensor(FunctionalMixin, metaclass=_TensorType):
         """The value to assign, checked."""
         mine = self.uop
         if isinstance(value, (bool, int, float)):
+            if not math.isfinite(value) and not mine.dtype.is_float:
+                raise DTypeError(
+                    f"assign {value} to a {mine.dtype} tensor",
+                    because="no such integer",
+                    fix="use a float tensor",
+                )
             new = UOp.const(value, mine.dtype)
         else:
             new = self._of(value).uop
