@@ -19,32 +19,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parent.parent
+
 
 @dataclass(frozen=True)
 class Row:
-    """A figure: the program, the peer, the greatest ratio (whit / peer) that meets the goal. `cache`: "cold"
-    empties the disk caches before each run; "outside" rows are the whole process's life, less a bare
-    interpreter's if `less_bare`."""
+    """A figure: the peer, the greatest ratio (whit / peer) that meets the goal, and what is run: a program of
+    bench.programs, which reports seconds, or a line of code, whose process is timed as a whole (less a bare
+    interpreter's life if `less_bare`). `cache`: "cold" empties the disk caches before each run."""
 
     name: str
-    program: str
     peer: str
     goal: float
+    program: str = ""
+    code: str = ""
     cache: str = "warm"
-    outside: bool = False
     less_bare: bool = False
     rounds: int = 3
 
+    def command(self, who: str) -> list[str]:
+        if self.code:
+            return [sys.executable, "-c", "" if who == "bare" else self.code.format(who)]
+        return [sys.executable, "-m", "bench.programs", self.program, who]
 
+
+FIRST = "from {0} import Tensor; assert (Tensor([1, 2, 3]) + 1).tolist() == [2, 3, 4]"
 ROWS = [
-    Row("import, over bare Python", "import", "tinygrad", 0.2, outside=True, less_bare=True, rounds=9),
-    Row("first result, cold cache", "first_result", "tinygrad", 0.3, cache="cold", outside=True, rounds=5),
-    Row("first result, warm cache", "first_result", "tinygrad", 0.15, outside=True, rounds=7),
-    Row("transformer block, schedule + compile, cold", "block", "tinygrad", 0.2, cache="cold", rounds=1),
-    Row("transformer block, schedule + compile, warm", "block", "tinygrad", 0.05, rounds=1),
-    Row("un-jitted small op", "small_op", "tinygrad", 0.15),
-    Row("TinyJit replay per tiny kernel", "replay", "torch", 0.3),
-    Row("MNIST training step, batch 128", "mnist_step", "torch", 1 / 0.4),
+    Row("import, over bare Python", "tinygrad", 0.2, code="import {0}", less_bare=True, rounds=15),
+    Row("first result, cold cache", "tinygrad", 0.3, code=FIRST, cache="cold", rounds=9),
+    Row("first result, warm cache", "tinygrad", 0.15, code=FIRST, rounds=11),
+    Row("transformer block, schedule + compile, cold", "tinygrad", 0.2, "block", cache="cold", rounds=1),
+    Row("transformer block, schedule + compile, warm", "tinygrad", 0.05, "block", rounds=1),
+    Row("un-jitted small op", "tinygrad", 0.15, "small_op"),
+    Row("TinyJit replay per tiny kernel", "torch", 0.3, "replay"),
+    Row("MNIST training step, batch 128", "torch", 1 / 0.4, "mnist_step"),
 ]
 
 
@@ -67,20 +75,12 @@ def run(row: Row, who: str, cache: Path) -> float:
     """One process: the seconds it reports, or those of its whole life."""
     start = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "bench.programs", row.program, who],
-        env=environment(cache),
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parent.parent,
-        check=False,
+        row.command(who), env=environment(cache), capture_output=True, text=True, cwd=ROOT, check=False
     )
     life = time.perf_counter() - start
     if done.returncode:
         raise SystemExit(f"bench: {row.name} with {who} failed:\n{done.stderr[-2000:]}")
-    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    if report.get("heavy"):
-        print(f"  note: import loads {', '.join(report['heavy'])}")
-    return life if row.outside else float(report["seconds"])
+    return life if row.code else float(json.loads(done.stdout.splitlines()[-1])["seconds"])
 
 
 def measure(row: Row, rounds: int) -> dict[str, Any]:

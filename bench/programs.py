@@ -1,7 +1,7 @@
 """The measured programs. Each runs in a process of its own (`python -m bench.programs NAME WHO`) and prints
 one JSON object.
 
-WHO is whit, tinygrad, torch or bare (nothing but Python).
+WHO is whit, tinygrad or torch.
 """
 
 from __future__ import annotations
@@ -37,21 +37,6 @@ def framework(who: str) -> Any:
 
 
 # ---- rows --------------------------------------------------------------------------------------------------
-
-
-def import_(who: str) -> dict[str, Any]:
-    """Import time is taken from outside, as the life of the whole process."""
-    if who == "bare":
-        return {}
-    framework(who)
-    return {"heavy": sorted({"numpy", "llvmlite"} & set(sys.modules))} if who == "whit" else {}
-
-
-def first_result(who: str) -> dict[str, Any]:
-    """Also timed from outside."""
-    module = framework(who)
-    assert (module.Tensor([1, 2, 3]) + 1).tolist() == [2, 3, 4]
-    return {}
 
 
 def block(who: str) -> dict[str, Any]:
@@ -202,8 +187,6 @@ def _mnist_torch() -> float:
 
 
 PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
-    "import": import_,
-    "first_result": first_result,
     "block": block,
     "small_op": small_op,
     "replay": replay,
@@ -211,4 +194,4 @@ PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
 }
 
 if __name__ == "__main__":
-    print(json.dumps(PROGRAMS[sys.argv[1]](sys.argv[2]) if sys.argv[2] != "bare" else {}))
+    print(json.dumps(PROGRAMS[sys.argv[1]](sys.argv[2])))
