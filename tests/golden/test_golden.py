@@ -27,7 +27,6 @@ from whit.codegen.opts import apply, parse_opts
 from whit.codegen.simplify import simplify_values
 from whit.codegen.target import Target
 from whit.schedule import schedule
-from whit.schedule.lower import flatten_reductions
 from whit.uop import Ops, UOp
 from whit.uop.ops import ALU
 from whit.uop.rewrite import Pass
@@ -60,7 +59,6 @@ PASSES: dict[str, tuple[Callable[[UOp, str], UOp], str, str]] = {
     "simplify values": (lambda u, _: simplify_values(u), "", ""),
     "gradient": (_gradient, "tensor", "tensor"),
     "schedule": (lambda u, _: schedule(list(u.src))[0].linear, "tensor", "schedule"),
-    "flatten reductions": (lambda u, _: flatten_reductions(u), "kernel", "kernel"),
     "prepare": (lambda u, _: prepare(u), "kernel", "kernel"),
     "opts": (lambda u, text: apply(u, parse_opts(text), TARGET), "kernel", "tiled"),
     "opts for groups": (lambda u, text: apply(u, parse_opts(text), WITH_GROUPS), "kernel", "tiled"),

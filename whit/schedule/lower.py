@@ -41,51 +41,7 @@ class Kernel:
             ends.append(
                 UOp(Ops.STORE, dtypes.void, source if valid is None else (*source, valid)).end(*self.loops)
             )
-        return flatten_reductions(UOp.sink(*ends)).substitute(params), list(memories)
-
-
-def flatten_reductions(root: UOp) -> UOp:
-    """A sum of sums is one sum, also when the inner one counts only under a condition: then its elements do.
-
-    Before:  reduce(ky, where(v, reduce(c, x * w), 0))
-    After:   reduce((ky, c), where(v, x * w, 0))
-    """
-    nodes = root.toposort()
-    reductions = [n for n in nodes if n.op is Ops.REDUCE]
-    if len(reductions) < 2:
-        return root
-    users: dict[UOp, int] = {}
-    for node in nodes:
-        for source in node.src:
-            users[source] = users.get(source, 0) + 1
-    new: dict[UOp, UOp] = {}
-    for node in nodes:
-        src = tuple([new[s] for s in node.src])
-        if node.op is Ops.REDUCE:
-            value, inner = src[0], node.src[0]
-            condition = None
-            if (
-                node.arg.op is Ops.ADD
-                and inner.op is Ops.WHERE
-                and inner.src[1].op is Ops.REDUCE
-                and users[inner] == 1
-                and value.op is Ops.WHERE
-                and value.src[2].op is Ops.CONST
-                and value.src[2].arg == 0
-            ):
-                inner, condition, value = inner.src[1], value.src[0], value.src[1]
-            if (
-                inner.op is Ops.REDUCE
-                and inner.arg == node.arg
-                and users[inner] == 1
-                and value.op is Ops.REDUCE
-            ):
-                element = value.src[0]
-                if condition is not None:
-                    element = alu(Ops.WHERE, condition, element, element.const_like(0))
-                src = (element, *src[1:], *value.src[1:])
-        new[node] = node if src == node.src else node.replace(src=src)
-    return new[root]
+        return UOp.sink(*ends).substitute(params), list(memories)
 
 
 def _param(memory: UOp, slot: int) -> UOp:
