@@ -318,6 +318,21 @@ def test_float_remainders_are_exact(kind: Any) -> None:
     np.testing.assert_array_equal(evaluate(Tensor(a) % Tensor(b)), np.mod(a, b))
 
 
+def test_remainders_at_the_limits_and_their_gradients() -> None:
+    a = np.array([1.7e308, 1e300, 5e-324, 1e-310, -1.5e308, 9e15, 3.0, 7.5, -7.5, -8, 8])
+    b = np.array([1e308, 3e299, 1e-323, 3e-311, 7e307, 3.0, 1e308, 2, 2, 2, -2])
+    for name, peer in (("fmod", torch.fmod), ("mod", torch.remainder)):
+        x, y = Tensor(a), Tensor(b)
+        p, q = torch.tensor(a).requires_grad_(), torch.tensor(b).requires_grad_()
+        peer(p, q).sum().backward()
+        assert p.grad is not None and q.grad is not None
+        result = getattr(x, name)(y)
+        left, right = result.sum().gradient(x, y)
+        np.testing.assert_array_equal(evaluate(result), getattr(np, name)(a, b))
+        np.testing.assert_array_equal(evaluate(left), p.grad.numpy())
+        np.testing.assert_array_equal(evaluate(right), q.grad.numpy())
+
+
 OPERATORS = [
     operator.add,
     operator.sub,

@@ -227,7 +227,7 @@ class ElementwiseMixin(TensorBase):
             return self._apply(Ops.FLOORMOD, "mod", a, b)
         r, d = self._float_remainder(a, b), self._wrap(b)
         wrong_sign = r.ne(0) & ((r < 0) ^ (d < 0))
-        return wrong_sign.where(r + d, r.eq(0).where(d._signed(r), r))
+        return wrong_sign.where(r + d, r._zero_like(d))
 
     def remainder(self, other: Any) -> Self:
         """Another name of `mod`."""
@@ -239,46 +239,44 @@ class ElementwiseMixin(TensorBase):
         a, b = self._operands(other, "fmod")
         if a.dtype.kind != "f":
             return self._apply(Ops.TRUNCMOD, "fmod", a, b)
-        return self._wrap(a)._signed(self._float_remainder(a, b))
+        return self._float_remainder(a, b)._zero_like(self._wrap(a))
 
     def _float_remainder(self, a: UOp, b: UOp) -> Self:
         """a - b * trunc(a / b), computed in float64 in two steps, each exact: the first leaves |r| < |a| /
         2**50, the second takes the rest; a quotient that was rounded up leaves a remainder of the wrong sign,
         which is put right."""
         x, y = self._wrap(a.cast(dtypes.float64)), self._wrap(b.cast(dtypes.float64))
-        scale = (
-            (x.isfinite() & ((x > 2.0**900) | (x < -(2.0**900)))).where(2.0**-64, 1.0).cast(dtypes.float64)
-        )
-        r, divisor = x * scale, y * scale
+        below = (x < 0).where(-x, x) < (y < 0).where(-y, y)  # what is less than the divisor is itself
+        big = x.isfinite() & ((x > 2.0**900) | (x < -(2.0**900)))  # scaled, so that no product overflows
+        scale = big.where(self._wrap(UOp.const(2.0**-64, dtypes.float64)), 1.0)
+        r, divisor = x * scale, below.where(1.0, y) * scale
         for _ in range(2):
             product, error = (r / divisor)._function(Ops.TRUNC)._exact_product(divisor)
             r = r - product - error
         size = (divisor < 0).where(-divisor, divisor)
         over = r.ne(0) & ((r < 0) ^ (x < 0))
         r = over.where((x < 0).where(r - size, r + size), r) / scale
-        whole = y.isinf() & x.isfinite()  # a finite number modulo infinity is itself
-        return whole.where(x, r).cast(a.dtype)
+        return below.where(x, r).cast(a.dtype)
 
     def _exact_product(self, other: Self) -> tuple[Self, Self]:
         """(x * y rounded, its error) in float64, for factors below 2**996 (Dekker 1971): not every device
         multiplies and adds with one rounding."""
         product = self * other
-        (a, b), (c, d) = self._halves(), other._halves()
-        return product, (product - a * c - b * c - a * d) * -1 + b * d
+        (a, b), (c, d) = self._halves(), other._halves()  # no gradient: an error of rounding has none
+        rounded = self._wrap(product.uop.detach())
+        return product, b * d - (rounded - a * c - b * c - a * d)
 
     def _halves(self) -> tuple[Self, Self]:
         """A float64 as a sum of two numbers of 26 bits."""
-        wide = self * (2.0**27 + 1)
-        high = wide - (wide - self)
-        return high, self - high
+        x = self._wrap(self.uop.detach())
+        wide = x * (2.0**27 + 1)
+        high = wide - (wide - x)
+        return high, x - high
 
-    def _signed(self, magnitude: Self) -> Self:
-        """`magnitude`, with the sign of self where it is zero."""
-        zero = self.uop.dtype
-        signed_zero = self._negative_bit().where(
-            self._wrap(UOp.const(-0.0, zero)), self._wrap(UOp.const(0.0, zero))
-        )
-        return magnitude.eq(0).where(signed_zero, magnitude)
+    def _zero_like(self, other: Self) -> Self:
+        """This value; where it is zero, with the sign of `other`. Sums give 0.0, so that -(0.0 - x) is -0.0;
+        the gradient is 1 everywhere."""
+        return other._negative_bit().where(-(0.0 - self), self + 0.0)
 
     def neg(self) -> Self:
         """-x. DTypeError for bools."""
