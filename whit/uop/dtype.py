@@ -59,21 +59,26 @@ class DType:
 
     @property
     def min(self) -> PyConst:
-        """The least finite or integer value; -inf for floats."""
+        """The least value: -inf for floats that have it."""
         if self.kind == "b":
             return False
         if self.is_float:
-            return -math.inf
+            return -self._top
         return 0 if self.kind == "u" else -(1 << (self.bitsize - 1))
 
     @property
     def max(self) -> PyConst:
-        """The greatest value; inf for floats."""
+        """The greatest value: inf for floats that have it."""
         if self.kind == "b":
             return True
         if self.is_float:
-            return math.inf
+            return self._top
         return (1 << (self.bitsize - (self.kind != "u"))) - 1
+
+    @property
+    def _top(self) -> float:
+        info = FLOAT_INFO.get(self.scalar)
+        return math.inf if info is None or info.has_inf else info.max
 
     def __repr__(self) -> str:
         return f"dtypes.{self.name}"
