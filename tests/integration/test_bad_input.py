@@ -30,19 +30,41 @@ from whit.helpers import (
 from whit.nn import layers, optim, state
 
 SPECIAL = [
-    "__add__", "__and__", "__eq__", "__floordiv__", "__getitem__", "__invert__", "__len__",
-    "__bool__", "__float__", "__int__", "__lt__", "__lshift__", "__matmul__", "__mod__", "__neg__",
-    "__pow__", "__rpow__", "__rsub__", "__setitem__", "__truediv__", "__iter__",
+    "__add__",
+    "__and__",
+    "__eq__",
+    "__floordiv__",
+    "__getitem__",
+    "__invert__",
+    "__len__",
+    "__bool__",
+    "__float__",
+    "__int__",
+    "__lt__",
+    "__lshift__",
+    "__matmul__",
+    "__mod__",
+    "__neg__",
+    "__pow__",
+    "__rpow__",
+    "__rsub__",
+    "__setitem__",
+    "__truediv__",
+    "__iter__",
 ]
 METHODS = [
     n
     for n in (*dir(Tensor), *SPECIAL)
-    if (n not in LEFT_OUT
-    and (n in SPECIAL or not n.startswith("_"))
-    and callable(inspect.getattr_static(Tensor, n, None) or 0))
-    or (isinstance(inspect.getattr_static(Tensor, n, None), (classmethod, staticmethod))
-    and not n.startswith("_")
-    and n not in LEFT_OUT)
+    if (
+        n not in LEFT_OUT
+        and (n in SPECIAL or not n.startswith("_"))
+        and callable(inspect.getattr_static(Tensor, n, None) or 0)
+    )
+    or (
+        isinstance(inspect.getattr_static(Tensor, n, None), (classmethod, staticmethod))
+        and not n.startswith("_")
+        and n not in LEFT_OUT
+    )
 ]
 BUILT = [
     o

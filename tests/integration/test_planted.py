@@ -1,5 +1,5 @@
-"""The suite catches mistakes: plants one at a time (a wrong rule, a swapped gradient, a wrong spelling, a stale
-buffer, …) and demands that a checker of the suite fails."""
+"""The suite catches mistakes: plants one at a time (a wrong rule, a swapped gradient, a wrong spelling, a
+stale buffer, …) and demands that a checker of the suite fails."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ X = np.array([[1.5, -2.25, 3.0], [0.5, 4.0, -1.0]], np.float32)
 
 
 def test_without_a_plant_the_checkers_pass() -> None:
-    run_every_way(program(Step("affine", (0,), (2, 1)), Step("reduce", (1,), ("sum", (1,), False)), leaves=[X]))
+    steps = Step("affine", (0,), (2, 1)), Step("reduce", (1,), ("sum", (1,), False))
+    run_every_way(program(*steps, leaves=[X]))
     run_gradients(make(1, smooth=True))
 
 
