@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from whit.codegen.target import Target
@@ -64,8 +64,10 @@ class Buffer:
             Device.get(self.device).copyout(memoryview(result), self.handle)
         return result
 
-    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if self._owned and not ending():  # at the very end modules are half gone, and the memory goes anyway
+    _ending = staticmethod(sys.is_finalizing)  # found here even when the modules are gone
+
+    def __del__(self) -> None:
+        if self._owned and not self._ending():  # at the very end the memory goes anyway
             self._owned = False
             runtime = Device.opened.get(self.device)
             if runtime is not None:
