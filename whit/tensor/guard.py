@@ -7,7 +7,6 @@ are values such as a dict for a kernel size, on which some operator fails in the
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,7 +20,7 @@ def guard(cls: type, names: Iterable[str]) -> None:
 
     `__init__` is named as the class."""
     for name in names:
-        found = inspect.getattr_static(cls, name)
+        found = next(base.__dict__[name] for base in cls.__mro__ if name in base.__dict__)
         if isinstance(found, (classmethod, staticmethod)):
             setattr(cls, name, type(found)(_guarded(name, found.__func__)))
         else:
