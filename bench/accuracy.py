@@ -44,10 +44,12 @@ def torch_accuracy(data: str, steps: int, path: str | None) -> float:
     model = nn.Sequential(*layers)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     per_epoch = len(x_train) // 128
+    order: list[int] = []
     for step in range(steps):
         epoch, batch = divmod(step, per_epoch)
-        order = list(range(len(x_train)))
-        random.Random(f"0/{epoch}").shuffle(order)
+        if batch == 0:
+            order = list(range(len(x_train)))
+            random.Random(f"0/{epoch}").shuffle(order)
         picks = torch.tensor(order[batch * 128 : (batch + 1) * 128])
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x_train[picks]), y_train[picks]).backward()

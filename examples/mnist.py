@@ -84,6 +84,7 @@ class Training:
         self.network = Network()
         self.optimizer = Adam(get_parameters(self.network), lr=args.lr)
         self.step = 0
+        self.shuffled, self.order = -1, list[int]()  # the epoch that the order is for
         self.losses: list[float] = []
         self.accuracies: list[tuple[int, float]] = []
         self.per_epoch = max(1, self.x_train.shape[0] // args.batch)
@@ -107,9 +108,11 @@ class Training:
         """The images of the present step: a shuffle per epoch that depends on the seed and the epoch only, so
         that a resumed run sees the same batches."""
         epoch, batch = divmod(self.step, self.per_epoch)
-        order = list(range(self.x_train.shape[0]))
-        random.Random(f"{self.args.seed}/{epoch}").shuffle(order)
-        return Tensor(order[batch * self.args.batch : (batch + 1) * self.args.batch])
+        if self.shuffled != epoch:
+            self.shuffled = epoch
+            self.order = list(range(self.x_train.shape[0]))
+            random.Random(f"{self.args.seed}/{epoch}").shuffle(self.order)
+        return Tensor(self.order[batch * self.args.batch : (batch + 1) * self.args.batch])
 
     def accuracy(self) -> float:
         """Share of the test images that are recognised, in percent."""
