@@ -3,7 +3,7 @@ level."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from whit.helpers import IndexingError, ShapeError, argsort, prod
 from whit.uop import DType, Ops, Shape, Sint, UOp, broadcast_shapes, dtypes
@@ -33,36 +33,37 @@ def plain(size: Sint) -> Sint:
 # ---- the plan ----------------------------------------------------------------------------------------------
 
 
-class AxisRead(NamedTuple):
+class AxisRead:
     """One axis of the source: the elements low, low + step, … (`length` of them), last first when `flip`."""
 
-    low: Sint
-    length: Sint
-    step: int = 1
-    flip: bool = False
+    __slots__ = ("flip", "length", "low", "step")
+
+    def __init__(self, low: Sint, length: Sint, step: int = 1, flip: bool = False) -> None:
+        self.low, self.length, self.step, self.flip = low, length, step, flip
 
 
-class IndexArray(NamedTuple):
+class IndexArray:
     """An integer array in the brackets: its axis in the basic view; `known`: every element was checked to be
     inside."""
 
-    axis: int
-    values: UOp
-    known: bool
+    __slots__ = ("axis", "known", "values")
+
+    def __init__(self, axis: int, values: UOp, known: bool) -> None:
+        self.axis, self.values, self.known = axis, values, known
 
 
-class Selection(NamedTuple):
+class Selection:
     """A parsed index: the basic view, then the index arrays.
 
     layout: the axes of the basic view, each a source axis or None for a new one of size 1 (integers are
     dropped). place: how many of the axes that no array indexes come before the arrays' axes in the result.
     """
 
-    source: Shape
-    reads: list[AxisRead]
-    layout: list[int | None]
-    arrays: list[IndexArray]
-    place: int
+    __slots__ = ("arrays", "layout", "place", "reads", "source")
+
+    def __init__(self, source: Shape, reads: list[AxisRead], layout: list[int | None],
+                 arrays: list[IndexArray], place: int) -> None:
+        self.source, self.reads, self.layout, self.arrays, self.place = source, reads, layout, arrays, place
 
     @property
     def basic_shape(self) -> Shape:
@@ -295,19 +296,22 @@ _PLAIN = {int, type(None)}
 MakeArray = Callable[[list[int], tuple[int, ...]], UOp]
 
 
-class _Data(NamedTuple):
+class _Data:
     """Integers known on the host, row-major."""
 
-    values: list[int]
-    shape: tuple[int, ...]
+    __slots__ = ("shape", "values")
+
+    def __init__(self, values: list[int], shape: tuple[int, ...]) -> None:
+        self.values, self.shape = values, shape
 
 
-class _Mask(NamedTuple):
+class _Mask:
     """A bool array known on the host: the coordinates of its True elements, one list per axis of the mask."""
 
-    shape: tuple[int, ...]
-    coordinates: list[list[int]]
-    total: int
+    __slots__ = ("coordinates", "shape", "total")
+
+    def __init__(self, shape: tuple[int, ...], coordinates: list[list[int]], total: int) -> None:
+        self.shape, self.coordinates, self.total = shape, coordinates, total
 
 
 def select(shape: Shape, index: object, make_array: MakeArray) -> Selection:
