@@ -7,7 +7,7 @@ import itertools
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -319,19 +319,6 @@ def strides_of(shape: Iterable[Any]) -> tuple[Any, ...]:
 def is_power_of_two(value: int) -> bool:
     """Whether it is 1, 2, 4, 8, …"""
     return value > 0 and value & (value - 1) == 0
-
-
-class Lazy(Generic[T]):
-    """A value made by a function on first use."""
-
-    def __init__(self, make: Callable[[], T]) -> None:
-        self.make = make
-        self.made: list[T] = []
-
-    def __call__(self) -> T:
-        if not self.made:
-            self.made.append(self.make())
-        return self.made[0]
 
 
 def chunked(values: list[T], size: int) -> Iterator[list[T]]:

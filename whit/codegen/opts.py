@@ -132,24 +132,6 @@ def axes(ast: UOp) -> list[AxisInfo]:
     ]
 
 
-def number_axes(ast: UOp) -> UOp:
-    """The kernel with its output RANGEs numbered as its ENDs nest them (the same kernel if they are already).
-
-    Before:  END(STORE(…), j, i)  with i = RANGE(4; LOOP 0), j = RANGE(8; LOOP 1)
-    After:   END(STORE(…), j, i)  with i = RANGE(4; LOOP 1), j = RANGE(8; LOOP 0)
-    """
-    nested: dict[UOp, None] = {}
-    for end in ast.src:
-        if end.op is Ops.END:
-            nested.update(dict.fromkeys(end.src[1:]))
-    uids = [r.arg.uid for r in nested]
-    if uids == sorted(uids):
-        return ast
-    return ast.substitute(
-        {r: r.replace(arg=RangeArg(uid, r.arg.axis)) for r, uid in zip(nested, sorted(uids))}
-    )
-
-
 # ---- the state between opts ------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ import random
 import re
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -310,6 +310,3 @@ def _split(train: Iterable[tuple[bytes, int]], test: Iterable[tuple[bytes, int]]
         parts.append(Tensor(b"".join([image for image, _ in rows])).reshape(len(rows), 1, side, side))
         parts.append(Tensor(bytes([label for _, label in rows])))
     return parts[0], parts[1], parts[2], parts[3]
-
-
-LOADERS: dict[str, Callable[[], Split]] = {"digits": digits, "mnist": mnist, "fashion": fashion_mnist}

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from whit.helpers import all_int, prod, strides_of
 from whit.uop import Ops, Shape, Sint, UOp, dtypes
 from whit.uop.symbolic import conjunction, floordiv, floormod, simplify, simplify_sum
-from whit.uop.uop import uops_in
 
 ZERO = UOp.index(0)
 
@@ -34,11 +33,6 @@ def unbound_shape(shape: Shape) -> Shape:
         if not isinstance(size, int):
             return tuple([unbind(size) for size in shape])
     return shape
-
-
-def has_symbols(arg: object) -> bool:
-    """Whether an argument contains symbolic sizes."""
-    return any(True for _ in uops_in(arg))
 
 
 def reshape_index(idxs: tuple[UOp, ...], old: Shape, new: Shape) -> tuple[UOp, ...]:

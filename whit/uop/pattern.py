@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -339,14 +339,3 @@ def _may_match(pattern: UPat, ops: list[Op]) -> bool:
     if len(pattern.src) != len(ops):
         return False
     return len(ops) > 3 or all(s.ops is None or op in s.ops for s, op in zip(pattern.src, ops, strict=True))
-
-
-def names_of(patterns: Sequence[UPat]) -> set[str]:
-    """Names captured anywhere in the patterns."""
-    found: set[str] = set()
-    for pattern in patterns:
-        if pattern.name is not None:
-            found.add(pattern.name)
-        if pattern.src is not None:
-            found |= names_of(pattern.src if isinstance(pattern.src, tuple) else (pattern.src,))
-    return found
