@@ -78,6 +78,11 @@ def prepare(wanted: Sequence[tuple[UOp, str]]) -> None:
     compile_seconds[0] += time.perf_counter() - start
 
 
+def clear() -> None:
+    """Forget the kernels of this process (the disk cache stays)."""
+    _kernels.clear()
+
+
 @lru_cache(None)
 def _version() -> str:
     """Changes when any source file that kernels depend on changes, so that no stale kernel is ever loaded."""
