@@ -57,8 +57,9 @@ ROWS = [
 
 
 def environment(cache: Path) -> dict[str, str]:
-    """Caches of both frameworks in one folder; a C compiler for tinygrad; OpenBLAS as it comes."""
-    env = {k: v for k, v in os.environ.items() if k not in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")}
+    """Caches of both frameworks in one folder; a C compiler for tinygrad; the rest as it comes."""
+    unset = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "PYTHONDONTWRITEBYTECODE")
+    env = {k: v for k, v in os.environ.items() if k not in unset}
     env.update(
         WHIT_CACHE=str(cache / "whit"),
         XDG_CACHE_HOME=str(cache / "xdg"),

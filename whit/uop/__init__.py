@@ -7,22 +7,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from whit.uop.args import BufferArg, LocalArg, ParamArg, RangeArg, ReduceArg, SpecialArg, StageArg, VarArg
 from whit.uop.dtype import DType, PyConst, dtypes, promote
 from whit.uop.ops import ALU, ELEMENTWISE, MOVEMENT, AxisType, Op, Ops
-from whit.uop.uop import (
-    BufferArg,
-    LocalArg,
-    ParamArg,
-    RangeArg,
-    ReduceArg,
-    Shape,
-    Sint,
-    SpecialArg,
-    StageArg,
-    UOp,
-    VarArg,
-    broadcast_shapes,
-)
+from whit.uop.uop import Shape, Sint, UOp, broadcast_shapes
 
 if TYPE_CHECKING:
     from whit.uop.pattern import PatternMatcher, Rule, UPat, rule
