@@ -13,18 +13,9 @@ from hypothesis import strategies as st
 
 from whit.helpers import IRError, ShapeError
 from whit.uop import AxisType, DType, Op, Ops, UOp, dtypes
+from whit.uop.args import BufferArg, LocalArg, ParamArg, RangeArg, ReduceArg, SpecialArg, StageArg, VarArg
 from whit.uop.ops import REDUCTIONS, all_ops
 from whit.uop.text import arg_class, parse, show
-from whit.uop.uop import (
-    BufferArg,
-    LocalArg,
-    ParamArg,
-    RangeArg,
-    ReduceArg,
-    SpecialArg,
-    StageArg,
-    VarArg,
-)
 
 
 @arg_class()

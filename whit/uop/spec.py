@@ -11,19 +11,10 @@ from functools import lru_cache
 from typing import Any
 
 from whit.helpers import IRError
+from whit.uop.args import BufferArg, LocalArg, ParamArg, RangeArg, ReduceArg, SpecialArg, StageArg, VarArg
 from whit.uop.dtype import DType, dtypes, wrap
 from whit.uop.ops import ALU, MOVEMENT, REDUCTIONS, AxisType, Op, Ops
-from whit.uop.uop import (
-    BufferArg,
-    LocalArg,
-    ParamArg,
-    RangeArg,
-    ReduceArg,
-    SpecialArg,
-    StageArg,
-    UOp,
-    VarArg,
-)
+from whit.uop.uop import UOp
 
 Test = Callable[[UOp], bool]
 

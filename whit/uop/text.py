@@ -25,21 +25,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 from whit.helpers import DTypeError, IRError
+from whit.uop.args import BufferArg, LocalArg, ParamArg, RangeArg, ReduceArg, SpecialArg, StageArg, VarArg
 from whit.uop.dtype import DType, dtype_of_name, dtypes
 from whit.uop.ops import AxisType, Op, Ops, all_ops
-from whit.uop.uop import (
-    BufferArg,
-    LocalArg,
-    ParamArg,
-    RangeArg,
-    ReduceArg,
-    SpecialArg,
-    StageArg,
-    UOp,
-    VarArg,
-    arg_fields,
-    show_shape,
-)
+from whit.uop.uop import UOp, arg_fields, show_shape
 
 C = TypeVar("C", bound=type)
 
