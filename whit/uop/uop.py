@@ -655,7 +655,12 @@ def arg_fields(cls: type) -> dict[str, str]:
     """Field names and types of an argument's class: a NamedTuple, or a dataclass."""
     if hasattr(cls, "__dataclass_fields__"):
         return {name: str(field.type) for name, field in cls.__dataclass_fields__.items()}
-    return {name: getattr(kind, "__forward_arg__", str(kind)) for name, kind in cls.__annotations__.items()}
+    return {name: _type_text(kind) for name, kind in cls.__annotations__.items()}
+
+
+def _type_text(kind: Any) -> str:
+    """An annotation as it is written: it may be evaluated or not."""
+    return kind.__name__ if isinstance(kind, type) else str(getattr(kind, "__forward_arg__", kind))
 
 
 def stable_text(arg: Any) -> str:
