@@ -270,6 +270,10 @@ def evaluate(ast: UOp, buffers: Sequence[np.ndarray[Any, Any]]) -> None:
             value[u] = np.arange(sizes[position[u]]).reshape(shape)
         elif u.op is Ops.PARAM:
             value[u] = buffers[u.arg.slot]
+        elif u.op is Ops.STAGE:
+            value[u] = _scratch(src[0], [position[r] for r in u.src[1:]], sizes)
+        elif u.op is Ops.INDEX and u.src[0].op is Ops.STAGE:
+            value[u] = _read_scratch(src)
         elif u.op is Ops.INDEX:
             value[u] = _read(src)
         elif u.op is Ops.REDUCE:
@@ -287,6 +291,26 @@ def evaluate(ast: UOp, buffers: Sequence[np.ndarray[Any, Any]]) -> None:
                 value[u] = _UFUNC[u.op](*src)
         else:
             assert u.op in (Ops.END, Ops.SINK), f"evaluate: {u.op}"
+
+
+def _scratch(filled: Any, axes: list[int], sizes: list[int]) -> Any:
+    """The elements of a STAGE along a further last axis, in the order of its ranges."""
+    full = list(filled.shape)
+    for axis in axes:
+        full[axis] = sizes[axis]
+    rest = [axis for axis in range(len(sizes)) if axis not in axes]
+    turned = np.broadcast_to(filled, full).transpose(*rest, *axes)
+    kept = [1 if axis in axes else full[axis] for axis in range(len(sizes))]
+    return turned.reshape(*kept, -1)
+
+
+def _read_scratch(src: list[Any]) -> Any:
+    memory, index = src[0], src[1]
+    assert index.min() >= 0 and index.max() < memory.shape[-1], "a read outside of the scratch"
+    full = np.broadcast_shapes(memory.shape[:-1], index.shape)
+    memory = np.broadcast_to(memory, (*full, memory.shape[-1]))
+    found = np.take_along_axis(memory, np.broadcast_to(index, full)[..., None], -1)[..., 0]
+    return np.where(src[2], found, np.zeros((), found.dtype)) if len(src) > 2 else found
 
 
 def _read(src: list[Any]) -> Any:

@@ -50,7 +50,8 @@ class Linearizer:
         self.regions: dict[UOp, Region] = {}  # loop RANGE -> body
         self.groups: dict[UOp, list[UOp]] = {}  # REDUCE -> the REDUCEs that share its loop
         self.data: set[UOp] = set()  # index expressions that depend on memory
-        self.written = {u.src[0] for u in nodes if u.op is Ops.STORE}
+        # private scratch is filled before any of its readers, see stages.py
+        self.written = {u.src[0] for u in nodes if u.op is Ops.STORE and not _is_private(u.src[0])}
         self.uses: dict[UOp, int] = {}
         self.registers = 0
         for node in nodes:
@@ -108,16 +109,21 @@ class Linearizer:
         """Make the tree of regions: store loops as END nests them, a REDUCE's loop in the deepest loop
         around its value."""
         for end in self.sink.src:
-            region = self.root
-            for r in end.src[1:] if end.op is Ops.END else ():
-                if is_loop(r):
-                    region = self._open(r, region)
+            self._nest(self.root, end.src[1:] if end.op is Ops.END else ())
         for node in reversed(self.order):
             if node.op is Ops.REDUCE:
-                region = self._home(node.ranges)
-                for r in node.src[1:]:
-                    if is_loop(r):
-                        region = self._open(r, region)
+                self._nest(self._home(node.ranges), node.src[1:])
+            elif node.op is Ops.AFTER:
+                for end in node.src[1:]:
+                    if end.op is Ops.END:
+                        self._nest(self._home(node.ranges), end.src[1:])
+
+    def _nest(self, region: Region, ranges: Iterable[UOp]) -> Region:
+        """Loops over the ranges inside of a region; the innermost one."""
+        for r in ranges:
+            if is_loop(r):
+                region = self._open(r, region)
+        return region
 
     def _open(self, r: UOp, parent: Region) -> Region:
         region = self.regions.get(r)
@@ -612,13 +618,28 @@ class Linearizer:
             self.write(region, memory, address, value, lanes, mask)
 
     def after(self, node: UOp) -> None:
-        """Scratch that work-items share: all wait for the last readers, write, and wait for each other."""
+        """Scratch. If work-items share it, all wait for the last readers, write, and wait for each other."""
         self.values[node] = self.values[node.src[0]]
+        if _is_private(node.src[0]):
+            self.fill(node)
+            return
         for store in node.src[1:]:
             region = self._home(store.ranges)
             self.barrier(region)
             self.store_points(region, store, self.tiles.dims(store.ranges))
             self.barrier(region)
+
+    def fill(self, node: UOp) -> None:
+        """The loops that fill a task's own scratch; whatever reads it then comes after them."""
+        home = self._home(node.ranges)
+        for end in node.src[1:]:
+            loops = [self.regions[r] for r in end.src[1:] if is_loop(r)] if end.op is Ops.END else []
+            store = end.src[0] if end.op is Ops.END else end
+            inside = store.ranges | frozenset(end.src[1:] if end.op is Ops.END else ())
+            self.store_points(loops[-1] if loops else home, store, self.tiles.dims(inside))
+            for region in reversed(loops):
+                self.close(region)
+        self.where[self.values[node][0]] = home
 
     def barrier(self, region: Region) -> None:
         self.place(region, Ops.BARRIER, dtypes.void, (), self.registers)
@@ -658,6 +679,10 @@ class Linearizer:
 
 def lanes_of(const: UOp) -> tuple[PyConst, ...]:
     return const.arg if isinstance(const.arg, tuple) else (const.arg,) * const.dtype.count
+
+
+def _is_private(memory: UOp) -> bool:
+    return memory.op is Ops.LOCAL and not memory.arg.shared
 
 
 _LANES = frozenset({Ops.BROADCAST, Ops.STACK, Ops.EXTRACT, Ops.SHUFFLE, Ops.FOLD})

@@ -14,6 +14,7 @@ from typing import Any
 from whit.codegen.decompose import decompose
 from whit.codegen.masks import simplify_masks
 from whit.codegen.simplify import simplify_values_pass
+from whit.codegen.stages import lower_stages
 from whit.codegen.target import Target
 from whit.uop import AxisType, LocalArg, Ops, RangeArg, SpecialArg, UOp, dtypes
 from whit.uop.rewrite import Pass, run_passes
@@ -327,7 +328,7 @@ def lower_passes() -> tuple[Pass, ...]:
     return (
         Pass(
             "bind specials",
-            lambda u, _: nest_stores(bind_specials(group_reduces(u))),
+            lambda u, _: nest_stores(bind_specials(lower_stages(group_reduces(u)))),
             "tiled",
             "tiled",
             "work-items share reductions; THREAD, GLOBAL and LOCAL ranges are hardware indices",

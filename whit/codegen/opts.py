@@ -17,6 +17,7 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from whit.codegen.stages import Level, reads_of, stage_reads
 from whit.codegen.target import Target
 from whit.helpers import WhitError, prod, round_up
 from whit.uop import AxisType, Ops, RangeArg, Sint, UOp, dtypes
@@ -43,12 +44,13 @@ class OptKind(enum.Enum):
     SWAP = "exchange the places (and numbers) of two axes of one type; `amount` is the other axis"
     MERGE = "one axis in the place of two of one type; `amount` is the inner axis"
     PADTO = "round the size up to a multiple of `amount`; what is beyond the end is masked"
+    STAGE = "inside of the axis, a LOOP or THREAD, read `amount` comes from scratch that is filled there once"
 
     def __repr__(self) -> str:
         return self.name
 
 
-_WORDS = {OptKind.SWAP: "with", OptKind.MERGE: "with", OptKind.PADTO: "to"}
+_WORDS = {OptKind.SWAP: "with", OptKind.MERGE: "with", OptKind.PADTO: "to", OptKind.STAGE: "read"}
 
 
 @arg_class()
@@ -79,7 +81,8 @@ class Opt:
                 return Opt(kind, int(words[2]), int(words[4]))
         raise OptError(
             f"opt {text!r}",
-            because="it does not read as KIND axis NUMBER by NUMBER (SWAP and MERGE say with, PADTO to)",
+            because="it does not read as KIND axis NUMBER by NUMBER (SWAP and MERGE say with, PADTO to, "
+            "STAGE read)",
             fix="kinds are " + ", ".join(OptKind.__members__),
         )
 
@@ -159,6 +162,9 @@ class AxisTable:
     roots: dict[UOp, Axis] = field(default_factory=dict)
     pads: list[tuple[Axis, int]] = field(default_factory=list)  # value of the axis must be below the number
     closers: list[UOp] = field(default_factory=list)  # the ENDs and REDUCEs of the kernel
+    reads: list[UOp] = field(default_factory=list)  # what STAGE can copy, see stages.reads_of
+    stages: list[tuple[UOp, Level]] = field(default_factory=list)
+    scratch: dict[UOp, int] = field(default_factory=dict)  # staged read -> bytes
 
     @staticmethod
     def of(ast: UOp, target: Target) -> AxisTable:
@@ -189,6 +195,8 @@ class AxisTable:
 
     def apply(self, opt: Opt) -> None:
         """Carry out one opt. OptError, with the table unchanged, if it is not legal."""
+        if self.stages and opt.kind is not OptKind.STAGE:
+            raise OptError(f"{opt}", because="the kernel is staged already", fix="apply STAGE last")
         axis = self.axes.get(opt.axis)
         if axis is None:
             raise OptError(f"{opt}", because=f"the kernel has no axis {opt.axis}", fix=f"its axes are {self}")
@@ -196,6 +204,8 @@ class AxisTable:
             self._two_axes(opt, axis)
         elif opt.kind is OptKind.PADTO:
             self._pad(opt, axis)
+        elif opt.kind is OptKind.STAGE:
+            self._stage(opt, axis)
         else:
             self._split(opt, axis)
         self.opts.append(opt)
@@ -359,6 +369,40 @@ class AxisTable:
         self.pads.append((axis, size))
         self.axes[axis.number] = padded
 
+    def _stage(self, opt: Opt, axis: Axis) -> None:
+        self.reads = self.reads or reads_of(self.ast)
+        if axis.type not in (AxisType.LOOP, AxisType.THREAD):
+            raise OptError(
+                f"{opt}",
+                because=f"axis {axis.number} is a {axis.type.name}",
+                fix="stage at a loop over outputs",
+            )
+        if opt.amount >= len(self.reads):
+            raise OptError(
+                f"{opt}", because=f"the kernel has {len(self.reads)} reads", fix="number them from 0"
+            )
+        value, level = self.reads[opt.amount], Level(axis.type, axis.number)
+        if any(value is staged for staged, _ in self.stages):
+            raise OptError(f"{opt}", because="this read is staged already", fix="stage it once")
+        inside = [a for a in self.axes.values() if not value.ranges.isdisjoint(a.roots)]
+        closed = [a for a in inside if (a.type, a.number) > (level.type, level.number)]
+        if not closed:
+            raise OptError(
+                f"{opt}", because="the read does not change inside of this axis", fix="stage at an outer axis"
+            )
+        if any(not isinstance(a.size, int) for a in closed):
+            raise OptError(f"{opt}", because="scratch of a symbolic size", fix="stage what has a fixed size")
+        nbytes = prod(_sizes(closed)) * value.dtype.itemsize
+        used = sum(self.scratch.values())
+        if used + nbytes > self.target.scratch_bytes:
+            raise OptError(
+                f"{opt}",
+                because=f"{used + nbytes} bytes of scratch, the target has {self.target.scratch_bytes}",
+                fix="stage at an inner axis, or split axes first",
+            )
+        self.scratch[value] = nbytes
+        self.stages.append((value, level))
+
     # ---- the result
 
     def build(self) -> UOp:
@@ -473,6 +517,8 @@ class _Builder:
             else:
                 new[node] = _simplify_node(node, tuple([new[s] for s in src]))
         sink = new[table.ast]
+        if table.stages:
+            sink = stage_reads(sink, [(new[value], level) for value, level in table.stages], table.target)
         opts = tuple(table.opts)
         return sink.replace(arg=KernelArg(kernel_name(table), opts))
 

@@ -304,14 +304,14 @@ LEVELS: dict[str, tuple[Row, ...]] = {
     "ranged": (*_KERNEL_COMMON, _STAGE,
                Row((Ops.BUFFER,), "BufferArg", lambda u: isinstance(u.arg, BufferArg)),
                Row((Ops.RANGE,), "index, a size and RangeArg", _range((AxisType.LOOP, AxisType.REDUCE)))),
-    "kernel": (*_KERNEL_COMMON, Row((Ops.RANGE,), "index, a size, axis LOOP or REDUCE",
+    "kernel": (*_KERNEL_COMMON, _STAGE, Row((Ops.RANGE,), "index, a size, axis LOOP or REDUCE",
                                     _range((AxisType.LOOP, AxisType.REDUCE)))),
     "tiled": (*_KERNEL_COMMON, _STAGE, Row((Ops.RANGE,), "index, a size and RangeArg", _range(AxisType)),
               Row((Ops.SPECIAL,), "index and SpecialArg", lambda u: u.dtype is dtypes.index
                   and isinstance(u.arg, SpecialArg)),
               Row((Ops.LOCAL,), "LocalArg", lambda u: isinstance(u.arg, LocalArg)),
-              Row((Ops.AFTER,), "(LOCAL, STORE…)", lambda u: u.src[0].op is Ops.LOCAL
-                  and all(s.op is Ops.STORE for s in u.src[1:]))),
+              Row((Ops.AFTER,), "(LOCAL, STORE or END…)", lambda u: u.src[0].op is Ops.LOCAL
+                  and all(s.op in (Ops.STORE, Ops.END) for s in u.src[1:]))),
     "linear": _LINEAR,
     "schedule": _SCHEDULE,
 }

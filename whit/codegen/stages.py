@@ -1,0 +1,249 @@
+"""STAGE: an operand's tile copied into contiguous scratch close to the compute unit.
+
+    a[(i*512 + k)] inside of loops i, j, k, staged at i:
+        s = STAGE(a[i*512 + k'], k')         # filled once for every i
+        s[k]                                 # read in every j
+    becomes LOCAL memory, a loop nest that stores into it, and reads of it.
+
+`stage_reads` makes the nodes for opts, choosing the layout; `lower_stages` turns them into memory and loops.
+The value may be any expression: packing a panel evaluates masks, windows and conversions once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from whit.codegen.target import Target
+from whit.helpers import ceildiv, round_up
+from whit.uop import AxisType, LocalArg, Ops, RangeArg, StageArg, UOp, dtypes
+from whit.uop.symbolic import conjunction, linear_form, simplify
+
+ROW_CONFLICT = 512  # bytes: rows at multiples of this fight for the same sets of a cache
+
+
+# ---- which value a read stands for -------------------------------------------------------------------------
+
+
+def reads_of(ast: UOp) -> list[UOp]:
+    """The values that can be staged, numbered as opts name them: for each read of a PARAM the largest
+    expression around it that depends on the same ranges, such as a conversion to a wider type."""
+    order = ast.toposort()
+    users: dict[UOp, list[UOp]] = {}
+    for node in order:
+        for source in node.src:
+            users.setdefault(source, []).append(node)
+    found: dict[UOp, None] = {}
+    for node in order:
+        if (
+            node.op is Ops.INDEX
+            and node.src[0].op is Ops.PARAM
+            and node.ranges
+            and node.dtype is not dtypes.index
+        ):
+            found[_grown(node, users)] = None
+    return list(found)
+
+
+def _grown(node: UOp, users: dict[UOp, list[UOp]]) -> UOp:
+    while len(users[node]) == 1:
+        user = users[node][0]
+        if (not user.op.is_alu and user.op is not Ops.CAST) or user.ranges != node.ranges:
+            break
+        if user.dtype is dtypes.bool or user.dtype is dtypes.index:
+            break
+        node = user
+    return node
+
+
+# ---- making the node ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A place in the loop nest: what it closes are the ranges inside of axis `number` of type `type`."""
+
+    type: AxisType
+    number: int
+
+    def closes(self, r: UOp) -> bool:
+        """Whether the range lies inside."""
+        return (r.arg.axis, r.arg.uid) > (self.type, self.number)
+
+
+def stage_reads(sink: UOp, wanted: Iterable[tuple[UOp, Level]], target: Target) -> UOp:
+    """The kernel with these values (nodes of it) read from scratch that is filled at their levels."""
+    order = sink.toposort()
+    vectors = frozenset(
+        [
+            term
+            for end in sink.src
+            for term, factor in linear_form(_store_of(end).src[1])[0].items()
+            if factor == 1 and term.op is Ops.RANGE and term.arg.axis.is_tile
+        ]
+    )
+    uid = max([u.arg.uid for u in order if u.op is Ops.RANGE], default=-1) + 1
+    changes: dict[UOp, UOp] = {}
+    for number, (value, level) in enumerate(wanted):
+        layout = _Layout(value, level, vectors, target.lanes(value.dtype))
+        changes[value] = layout.staged(number, uid)
+        uid += 2 * len(layout.closed) + 2
+    return sink.substitute(changes)
+
+
+def _store_of(end: UOp) -> UOp:
+    return end.src[0] if end.op is Ops.END else end
+
+
+class _Layout:
+    """How an operand lies in its scratch and how it gets there.
+
+    The innermost dimension is a *run* of neighbours in the source's memory, copied in vectors, unless the
+    kernel reads the operand as vectors along another axis: then that axis is innermost and the copy turns
+    tiles around.
+    """
+
+    def __init__(self, value: UOp, level: Level, vectors: frozenset[UOp], lanes: int) -> None:
+        self.value, self.lanes = value, lanes
+        self.closed = sorted(
+            [r for r in value.ranges if level.closes(r)], key=lambda r: (r.arg.axis, r.arg.uid)
+        )
+        vector = next((r for r in self.closed if r in vectors), None)
+        self.run = self._run(vector)
+        self.rows = [r for r in self.closed if r not in self.run]
+        if (
+            vector is not None and vector in self.rows
+        ):  # the run is turned around: its rows lie along the vector
+            self.rows.remove(vector)
+            self.inner = [vector]
+        else:
+            self.inner = []
+
+    def _run(self, vector: UOp | None) -> list[UOp]:
+        """Ranges that together walk through neighbours of the source, outermost first."""
+        steps = _source_steps(self.value)
+        first = vector if vector is not None and steps.get(vector) == 1 else None
+        first = first or next((r for r in reversed(self.closed) if steps.get(r) == 1), None)
+        if first is None:
+            return []
+        run = [first]
+        while _size(run[-1:]) and _size(run) % self.lanes:
+            more = next((r for r in self.closed if r not in run and steps.get(r) == _size(run)), None)
+            if more is None:
+                break
+            run.append(more)
+        return run[::-1]
+
+    def staged(self, number: int, uid: int) -> UOp:
+        """INDEX(STAGE(value', …), place); fresh ranges are numbered from `uid`."""
+        fills: list[UOp] = []
+        renamed: dict[UOp, UOp] = {}
+        place = UOp.index(0)
+        for r in self.rows:
+            renamed[r] = _range(uid + len(fills), _size([r]), AxisType.LOOP)
+            fills.append(renamed[r])
+            place = place * _size([r]) + r
+        size = _size(self.run)
+        room = round_up(size, self.lanes) if size > 1 else 1
+        if not self.inner and room * self.value.dtype.itemsize % ROW_CONFLICT == 0 and self.rows:
+            room += self.lanes
+        width = self.lanes if room % self.lanes == 0 else 1
+        outer = _range(uid + len(fills), room // width, AxisType.LOOP)
+        lane = _range(uid + len(fills) + 1, width, AxisType.UPCAST)
+        at, left = outer * width + lane, size
+        place = place * room + _mixed(UOp.index(0), self.run)
+        for r in self.run:
+            left //= _size([r])
+            renamed[r] = at // left % _size([r]) if r is not self.run[0] else at // left
+        fills += [outer, lane]
+        for r in self.inner:
+            renamed[r] = _range(uid + len(fills), _size([r]), AxisType.UPCAST)
+            fills.append(renamed[r])
+            place = place * _size([r]) + r
+        mask = simplify(at.lt(size)) if room > size else None
+        fill = simplify(_gated(self.value, mask, renamed))
+        kept = [r for r in fills if r.src[0].arg > 1]
+        fill = fill.substitute({r: UOp.index(0) for r in fills if r not in kept})
+        stage = UOp(Ops.STAGE, self.value.dtype, (fill, *kept), StageArg("local", number))
+        return UOp(Ops.INDEX, self.value.dtype, (stage, simplify(place)))
+
+
+def _size(ranges: Iterable[UOp]) -> int:
+    return math.prod([r.src[0].arg for r in ranges])
+
+
+def _range(uid: int, size: int, axis: AxisType) -> UOp:
+    return UOp(Ops.RANGE, dtypes.index, (UOp.index(size),), RangeArg(uid, axis))
+
+
+def _source_steps(value: UOp) -> dict[UOp, int]:
+    """Factors of the ranges in the index of the read that the value is made of."""
+    read = next(u for u in value.toposort() if u.op is Ops.INDEX)
+    return {term: factor for term, factor in linear_form(read.src[1])[0].items() if term.op is Ops.RANGE}
+
+
+def _gated(value: UOp, mask: UOp | None, renamed: dict[UOp, UOp]) -> UOp:
+    """The value over other ranges, with all its reads under a further mask."""
+    new: dict[UOp, UOp] = dict(renamed)
+    for node in value.toposort(lambda n: n in renamed):
+        if node in new:
+            continue
+        src = tuple([new[s] for s in node.src])
+        if node.op is Ops.INDEX and mask is not None:
+            condition = conjunction(*[simplify(s) for s in src[2:]], mask)
+            src = src[:2] if condition is None else (*src[:2], condition)
+        new[node] = node.replace(src=src) if src != node.src else node
+    return new[value]
+
+
+# ---- lowering ----------------------------------------------------------------------------------------------
+
+
+def lower_stages(ast: UOp) -> UOp:
+    """STAGE becomes private scratch memory, a loop nest that fills it, and reads of it.
+
+    Before:  INDEX(STAGE(v, r, s), n)        with u, a tile range of 4 on which v depends
+    After:   INDEX(AFTER(LOCAL, END(STORE(LOCAL, (r*|s| + s)*4 + u, v), r, s)), n*4 + u)
+    """
+    order = ast.toposort()
+    if not any(u.op is Ops.STAGE for u in order):
+        return ast
+    uid = 1 + max([u.arg.uid for u in order if u.op is Ops.LOCAL], default=-1)
+    new: dict[UOp, UOp] = {}
+    tiles: dict[UOp, list[UOp]] = {}  # the memory -> tile ranges that are its innermost dimensions
+    for node in order:
+        src = tuple([new[s] for s in node.src])
+        if node.op is Ops.STAGE:
+            extra = sorted(
+                [r for r in node.ranges if r.arg.axis.is_tile], key=lambda r: (r.arg.axis, r.arg.uid)
+            )
+            size = math.prod([r.src[0].arg for r in (*node.src[1:], *extra)])
+            memory = UOp(Ops.LOCAL, node.dtype, (), LocalArg(uid, size, False))
+            uid += 1
+            place = simplify(_mixed(UOp.index(0), (*node.src[1:], *extra)))
+            store = UOp(Ops.STORE, dtypes.void, (memory, place, src[0])).end(*node.src[1:])
+            new[node] = memory.after(store)
+            tiles[new[node]] = extra
+        elif node.op is Ops.INDEX and src[0] in tiles:
+            new[node] = node.replace(src=(src[0], simplify(_mixed(src[1], tiles[src[0]])), *src[2:]))
+        else:
+            new[node] = node if src == node.src else node.replace(src=src)
+    return new[ast]
+
+
+def _mixed(start: UOp, ranges: Iterable[UOp]) -> UOp:
+    for r in ranges:
+        start = start * r.src[0].arg + r
+    return start
+
+
+def scratch_bytes(ast: UOp) -> int:
+    """Bytes of scratch that the STAGEs of a kernel take."""
+    return sum(
+        [
+            ceildiv(u.dtype.itemsize * math.prod([r.src[0].vmax for r in u.src[1:]]), 64) * 64
+            for u in ast.toposort()
+            if u.op is Ops.STAGE
+        ]
+    )
