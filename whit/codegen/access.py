@@ -177,6 +177,8 @@ class _Work:
                 gain[r] += saved
             elif 1 < abs(terms.get(r, 0)) <= 4:  # a few wide loads and a shuffle
                 gain[r] += saved / 4
+            elif node.op is Ops.STORE and turned_axis(node, r, width[r]) is not None:
+                gain[r] += saved / 2
             elif terms.get(r) or any(r in t.ranges for t in terms):
                 gain[r] -= count
             else:  # only the mask depends on the axis
@@ -199,6 +201,16 @@ class _Work:
 
 
 _MEMORY = frozenset({Ops.INDEX, Ops.STORE})
+
+
+def turned_axis(store: UOp, vector: UOp, lanes: int) -> UOp | None:
+    """The tile axis along which a store whose vectors are strided writes neighbours, whole vectors of them:
+    squares of the tile are turned around in registers. None: there is no such axis, or no need."""
+    terms, _ = linear_form(store.src[1])
+    if abs(terms.get(vector, 0)) < 2 or any(t.op is not Ops.RANGE and vector in t.ranges for t in terms):
+        return None
+    tile = [t for t, f in terms.items() if f == 1 and t.op is Ops.RANGE and t.arg.axis.is_tile]
+    return next((t for t in tile if t.src[0].arg % lanes == 0), None)
 
 
 def _piece(size: int, lanes: int) -> int:

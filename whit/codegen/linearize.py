@@ -11,9 +11,9 @@ After:                      i = RANGE(4) { a = MUL(i, 8); v = LOAD x8 (p1, a); S
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from whit.codegen.access import Address, Dims, Tiles, addresses, choose_vector_axes, is_linear
+from whit.codegen.access import Address, Dims, Tiles, addresses, choose_vector_axes, is_linear, turned_axis
 from whit.codegen.fold import Fold, is_loop
 from whit.codegen.target import Target
 from whit.uop import DType, Op, Ops, PyConst, UOp, dtypes
@@ -614,8 +614,42 @@ class Linearizer:
         lanes = self.tiles.lanes(dims)
         memory = self.values[node.src[0]][0]
         where, what = self.addresses(node.src[1], dims), self.operand(node.src[2], dims)
-        for address, value, mask in zip(where, what, self.masks(node, 3, dims), strict=True):
+        masks = self.masks(node, 3, dims)
+        across = turned_axis(node, dims[-1], lanes) if lanes > 1 else None
+        if across is not None and not any(masks) and all(a.stride and not a.vectors for a in where):
+            for address, value in self.turn(where, what, dims, across):
+                self.write(region, memory, address, value, lanes, None)
+            return
+        for address, value, mask in zip(where, what, masks, strict=True):
             self.write(region, memory, address, value, lanes, mask)
+
+    def turn(
+        self, where: list[Address], what: list[UOp], dims: Dims, across: UOp
+    ) -> Iterator[tuple[Address, UOp]]:
+        """Vectors along the last of `dims`, which is strided in memory, as vectors along `across`, which is not.
+
+        As many rows as a vector has lanes make a square. Each step exchanges what is off the diagonal between
+        rows whose numbers differ in one bit.
+        """
+        lanes, position = self.tiles.lanes(dims), dims.index(across)
+        squares: dict[tuple[int, ...], list[int]] = {}
+        for n, point in enumerate(self.tiles.grid(dims)):
+            block = point[position] // lanes
+            squares.setdefault((*point[:position], block, *point[position + 1 :]), []).append(n)
+        for rows in squares.values():
+            values = [what[n] for n in rows]
+            for step in [1 << n for n in range(lanes.bit_length() - 1)]:
+                first = UOp.const(tuple([not n & step for n in range(lanes)]), dtypes.bool.vec(lanes))
+                swapped = tuple([n ^ step for n in range(lanes)])
+                for low in [n for n in range(lanes) if not n & step]:
+                    a, b = values[low], values[low | step]
+                    wide = a.dtype
+                    other_a, other_b = (self.emit(Ops.SHUFFLE, wide, (v,), swapped) for v in (a, b))
+                    values[low] = self.emit(Ops.WHERE, wide, (first, a, other_b))
+                    values[low | step] = self.emit(Ops.WHERE, wide, (first, other_a, b))
+            start = where[rows[0]]
+            for lane, value in enumerate(values):
+                yield Address(start.terms, start.offset + start.stride * lane, 1, scalars=start.scalars), value
 
     def after(self, node: UOp) -> None:
         """Scratch. If work-items share it, all wait for the last readers, write, and wait for each other."""

@@ -128,7 +128,7 @@ class _Layout:
         if first is None:
             return []
         run = [first]
-        while _size(run[-1:]) and _size(run) % self.lanes:
+        while first.arg.axis.is_tile and _piece(_size(run), self.lanes) < min(4, self.lanes):
             more = next((r for r in self.closed if r not in run and steps.get(r) == _size(run)), None)
             if more is None:
                 break
@@ -145,10 +145,12 @@ class _Layout:
             fills.append(renamed[r])
             place = place * _size([r]) + r
         size = _size(self.run)
-        room = round_up(size, self.lanes) if size > 1 else 1
+        width = _piece(size, self.lanes)
+        if width < min(4, self.lanes) and self.run:
+            width = self.lanes
+        room = round_up(size, width)
         if not self.inner and room * self.value.dtype.itemsize % ROW_CONFLICT == 0 and self.rows:
-            room += self.lanes
-        width = self.lanes if room % self.lanes == 0 else 1
+            room += width
         outer = _range(uid + len(fills), room // width, AxisType.LOOP)
         lane = _range(uid + len(fills) + 1, width, AxisType.UPCAST)
         at, left = outer * width + lane, size
@@ -167,6 +169,11 @@ class _Layout:
         fill = fill.substitute({r: UOp.index(0) for r in fills if r not in kept})
         stage = UOp(Ops.STAGE, self.value.dtype, (fill, *kept), StageArg("local", number))
         return UOp(Ops.INDEX, self.value.dtype, (stage, simplify(place)))
+
+
+def _piece(size: int, lanes: int) -> int:
+    """The widest vector that cuts a row of this size without a rest."""
+    return min(lanes, size & -size)
 
 
 def _size(ranges: Iterable[UOp]) -> int:
@@ -222,7 +229,7 @@ def lower_stages(ast: UOp) -> UOp:
             memory = UOp(Ops.LOCAL, node.dtype, (), LocalArg(uid, size, False))
             uid += 1
             place = simplify(_mixed(UOp.index(0), (*node.src[1:], *extra)))
-            store = UOp(Ops.STORE, dtypes.void, (memory, place, src[0])).end(*node.src[1:])
+            store = UOp(Ops.STORE, dtypes.void, (memory, place, src[0])).end(*_fill_order(node))
             new[node] = memory.after(store)
             tiles[new[node]] = extra
         elif node.op is Ops.INDEX and src[0] in tiles:
@@ -230,6 +237,14 @@ def lower_stages(ast: UOp) -> UOp:
         else:
             new[node] = node if src == node.src else node.replace(src=src)
     return new[ast]
+
+
+def _fill_order(stage: UOp) -> list[UOp]:
+    """The ranges of a STAGE in the order in which a copy walks through its source's memory."""
+    ranges = list(stage.src[1:])
+    reads = [u for u in stage.src[0].toposort() if u.op is Ops.INDEX]
+    steps = linear_form(reads[0].src[1])[0] if len(reads) == 1 else {}
+    return sorted(ranges, key=lambda r: -abs(steps[r])) if all(r in steps for r in ranges) else ranges
 
 
 def _mixed(start: UOp, ranges: Iterable[UOp]) -> UOp:
