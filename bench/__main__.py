@@ -1,140 +1,72 @@
-"""Measure every row in one run, peers interleaved, and print whit's figure, the peer's and their ratio beside
-the goal.
+"""Measure every row in one run and print whit's figure, the machine's limit, the ratios and the goals.
 
-    python -m bench [--rounds N] [--only ROW ...] [--json FILE]
+    python -m bench [--only WORD ...] [--rounds N] [--json FILE] [--plot FILE] [--min] [--list]
+
+Rows that race with their peers run in a worker process, contenders in turns; start-up, compile time and memory
+are measured on whole processes. A ratio is (best peer / whit) in speed, or whit / peer where less is better.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).parent.parent
-
-
-@dataclass(frozen=True)
-class Row:
-    """A figure: the peer, the greatest ratio (whit / peer) that meets the goal, and what is run: a program of
-    bench.programs, which reports seconds, or a line of code, whose process is timed as a whole (less a bare
-    interpreter's life if `less_bare`). `cache`: "cold" empties the disk caches before each run."""
-
-    name: str
-    peer: str
-    goal: float
-    program: str = ""
-    code: str = ""
-    cache: str = "warm"
-    less_bare: bool = False
-    rounds: int = 3
-
-    def command(self, who: str) -> list[str]:
-        if self.code:
-            return [sys.executable, "-c", "" if who == "bare" else self.code.format(who)]
-        return [sys.executable, "-m", "bench.programs", self.program, who]
+from bench import probe, processes
+from bench.roofline import plot
+from bench.rows import ROWS, Row, matching
+from bench.table import HEADER, STATISTICS, Figure, figure, lines
 
 
-FIRST = "from {0} import Tensor; assert (Tensor([1, 2, 3]) + 1).tolist() == [2, 3, 4]"
-ROWS = [
-    Row("import, over bare Python", "tinygrad", 0.2, code="import {0}", less_bare=True, rounds=15),
-    Row("first result, cold cache", "tinygrad", 0.3, code=FIRST, cache="cold", rounds=9),
-    Row("first result, warm cache", "tinygrad", 0.15, code=FIRST, rounds=11),
-    Row("transformer block, schedule + compile, cold", "tinygrad", 0.2, "block", cache="cold", rounds=1),
-    Row("transformer block, schedule + compile, warm", "tinygrad", 0.05, "block", rounds=1),
-    Row("un-jitted small op", "tinygrad", 0.15, "small_op"),
-    Row("TinyJit replay per tiny kernel", "torch", 0.3, "replay"),
-    Row("MNIST training step, batch 128", "torch", 1 / 0.4, "mnist_step"),
-]
-
-
-def environment(cache: Path) -> dict[str, str]:
-    """Caches of both frameworks in one folder; a C compiler for tinygrad; the rest as it comes."""
-    unset = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "PYTHONDONTWRITEBYTECODE")
-    env = {k: v for k, v in os.environ.items() if k not in unset}
-    env.update(
-        WHIT_CACHE=str(cache / "whit"),
-        XDG_CACHE_HOME=str(cache / "xdg"),
-        CACHEDB=str(cache / "tinygrad.db"),
-        DEV="CPU",
-    )
-    compiler = next((c for c in ("clang-19", "clang-22", "clang") if shutil.which(c)), None)
-    if compiler:
-        env["CC"] = compiler
-    return env
-
-
-def run(row: Row, who: str, cache: Path) -> float:
-    """One process: the seconds it reports, or those of its whole life."""
-    start = time.perf_counter()
-    done = subprocess.run(
-        row.command(who), env=environment(cache), capture_output=True, text=True, cwd=ROOT, check=False
-    )
-    life = time.perf_counter() - start
-    if done.returncode:
-        raise SystemExit(f"bench: {row.name} with {who} failed:\n{done.stderr[-2000:]}")
-    return life if row.code else float(json.loads(done.stdout.splitlines()[-1])["seconds"])
-
-
-def measure(row: Row, rounds: int) -> dict[str, Any]:
-    """Both sides in turn; medians and their ratio."""
-    times: dict[str, list[float]] = {"whit": [], row.peer: []}
-    if row.less_bare:
-        times["bare"] = []
-    with tempfile.TemporaryDirectory() as folder:
-        cache = Path(folder)
-        for number in range(rounds + (row.cache == "warm")):
-            for who, list_ in times.items():
-                if row.cache == "cold":
-                    shutil.rmtree(cache, ignore_errors=True)
-                    cache.mkdir()
-                seconds = run(row, who, cache)
-                if number or row.cache == "cold":  # the first round fills a warm cache
-                    list_.append(seconds)
-    bare = statistics.median(times["bare"]) if row.less_bare else 0.0
-    mine, theirs = statistics.median(times["whit"]) - bare, statistics.median(times[row.peer]) - bare
-    return {
-        "name": row.name,
-        "peer": row.peer,
-        "whit_s": mine,
-        "peer_s": theirs,
-        "ratio": mine / theirs,
-        "goal": row.goal,
-        "met": mine / theirs <= row.goal,
-    }
-
-
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=0, help="instead of each row's own")
-    parser.add_argument("--only", nargs="*", default=[], help="rows whose name contains one of these words")
-    parser.add_argument("--json", default="", help="write the results to this file")
-    args = parser.parse_args()
-    results = []
-    print(f"{'figure':46s} {'whit':>12s} {'peer':>12s} {'':10s} {'ratio':>8s} {'goal':>8s}")
-    for row in ROWS:
-        if args.only and not any(word in row.name for word in args.only):
-            continue
-        result = measure(row, args.rounds or row.rounds)
-        results.append(result)
-        print(
-            f"{row.name:46s} {result['whit_s'] * 1e3:9.4g} ms "
-            f"{result['peer_s'] * 1e3:9.4g} ms {row.peer:10s} "
-            f"{result['ratio']:8.3f} {row.goal:8.3f} {'met' if result['met'] else 'MISSED'}",
-            flush=True,
-        )
-    if args.json:
-        Path(args.json).write_text(json.dumps(results, indent=1))
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="WORD", help="rows or groups with one of these"
+    )
+    parser.add_argument(
+        "--json", default="", metavar="FILE", help="write every figure and sample to this file"
+    )
+    parser.add_argument("--plot", default="", metavar="FILE", help="draw the roofline (PNG) into this file")
+    parser.add_argument("--min", action="store_true", help="minima in place of medians, for a busy machine")
+    parser.add_argument("--list", action="store_true", help="name the rows and stop")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    rows = matching(options.only)
+    if options.list:
+        print("\n".join(f"{row.group:10s} {row.name}" for row in rows))
+        return
+    if not rows:
+        raise SystemExit(f"bench: no row matches {' '.join(options.only)}; --list names all {len(ROWS)}")
+    statistic = STATISTICS["min" if options.min else "median"]
+    start = time.perf_counter()
+    machine = probe.measure(probe.host())
+    print(probe.describe(machine))
+    print(HEADER)
+    figures: list[Figure] = []
+
+    def show(row: Row, result: dict[str, object]) -> None:
+        figures.append(figure(row, result, statistic))
+        print(lines(figures[-1]), flush=True)
+
+    processes.measure(rows, options.rounds, show)
+    verdicts = [v for f in figures for v in f.verdicts]
+    failed = sum(bool(f.error) for f in figures)
+    print(
+        f"{sum(v.met for v in verdicts)} of {len(verdicts)} goals met, {failed} rows failed, "
+        f"{time.perf_counter() - start:.0f} s"
+    )
+    if options.json:
+        report = {"limits": vars(machine), "rows": [f.to_json() for f in figures]}
+        Path(options.json).write_text(json.dumps(report, indent=1))
+    if options.plot:
+        plot(machine, figures, Path(options.plot))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,129 @@
+"""From samples to figures: medians, ratios, goals, and the printed table."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from bench.rows import Goal, Row
+
+Statistic = Callable[[list[float]], float]
+STATISTICS: dict[str, Statistic] = {"median": statistics.median, "min": min}
+HEADER = f"{'work':44s} {'whit':>9s}  {'limit':>9s} {'share':>5s} {'ratio':>7s}  {'goal':28s} {'':6s}  peers"
+
+
+@dataclass
+class Verdict:
+    """One goal of a row: the ratio that was reached (nan: could not be measured) and whether that is enough."""
+
+    against: str
+    ratio: float
+    goal: float
+    time: bool
+    met: bool
+
+    def text(self) -> str:
+        """ratio, goal and met or MISSED, as columns."""
+        sign = "<=" if self.time else ">="
+        return f"{self.ratio:7.3g}  {f'{sign} {self.goal:.3g} x {self.against}':28s} {'met' if self.met else 'MISSED':6s}"
+
+
+@dataclass
+class Figure:
+    """What a row came to. seconds (or bytes): by contender; the limits: what the machine needs at least."""
+
+    name: str
+    unit: str = "s"
+    seconds: dict[str, float] = field(default_factory=dict)
+    limit_flops: float = 0.0
+    limit_bytes: float = 0.0
+    flops: float = 0.0
+    bytes: float = 0.0
+    verdicts: list[Verdict] = field(default_factory=list)
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def limit(self) -> float:
+        """The least time by the limit that binds; 0 if the row declares none."""
+        return max(self.limit_flops, self.limit_bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"limit": self.limit}
+
+
+def judged(goal: Goal, seconds: dict[str, float], limit: float) -> Verdict:
+    """A goal against the figures.
+
+    >>> judged(Goal(("numpy", "torch"), 1.0), {"whit": 2.0, "numpy": 3.0, "torch": 5.0}, 0.0)
+    Verdict(against='numpy', ratio=1.5, goal=1.0, time=False, met=True)
+    >>> judged(Goal(("torch",), 0.5, time=True), {"whit": 2.0, "torch": 5.0}, 0.0).ratio
+    0.4
+    """
+    mine = seconds["whit"]
+    if not goal.peers:
+        return Verdict("(absolute)", mine, goal.value, True, mine <= goal.value)
+    known = {"limit": limit} if limit else {}
+    found = {p: (seconds | known)[p] for p in goal.peers if p in seconds | known}
+    if not found:
+        return Verdict("/".join(goal.peers), float("nan"), goal.value, goal.time, False)
+    best = min(found, key=lambda p: found[p])
+    ratio = mine / found[best] if goal.time else found[best] / mine
+    met = ratio <= goal.value if goal.time else ratio >= goal.value
+    return Verdict(best, ratio, goal.value, goal.time, met)
+
+
+def figure(row: Row, result: dict[str, Any], statistic: Statistic) -> Figure:
+    """The figure of a row from what its worker or programs measured."""
+    if "error" in result:
+        return Figure(row.name, row.unit, error=result["error"])
+    seconds = {name: statistic(samples) for name, samples in result["samples"].items()}
+    flops, bytes_ = seconds.pop("limit.flops", 0.0), seconds.pop("limit.bytes", 0.0)
+    verdicts = [judged(goal, seconds, max(flops, bytes_)) for goal in row.goals]
+    return Figure(
+        row.name,
+        row.unit,
+        seconds,
+        flops,
+        bytes_,
+        result.get("flops", 0.0),
+        result.get("bytes", 0.0),
+        verdicts,
+        result["samples"],
+    )
+
+
+def amount(value: float, unit: str) -> str:
+    """A time or a size for people.
+
+    >>> amount(0.00215, "s"), amount(3.2e-7, "s"), amount(5e8, "bytes")
+    ('2.15 ms', '0.32 us', '500 MB')
+    """
+    if unit == "bytes":
+        return f"{value / 1e6:.4g} MB"
+    for scale, name in ((1.0, "s"), (1e-3, "ms")):
+        if value >= scale:
+            return f"{value / scale:.3g} {name}"
+    return f"{value / 1e-6:.3g} us"
+
+
+def lines(result: Figure) -> str:
+    """The row as printed: one line a goal."""
+    if result.error:
+        return f"{result.name:44s} FAILED: {result.error}"
+    mine = amount(result.seconds["whit"], result.unit)
+    limit = amount(result.limit, "s") if result.limit else ""
+    share = f"{result.limit / result.seconds['whit']:5.0%}" if result.limit else ""
+    peers = ", ".join(
+        f"{name} {amount(value, result.unit)}" for name, value in result.seconds.items() if name != "whit"
+    )
+    out = []
+    for number, verdict in enumerate(result.verdicts):
+        name, tail = (result.name, peers) if number == 0 else ("", "")
+        cells = (mine, limit, share) if number == 0 else ("", "", "")
+        out.append(
+            f"{name:44s} {cells[0]:>9s}  {cells[1]:>9s} {cells[2]:>5s} {verdict.text()}  {tail}".rstrip()
+        )
+    return "\n".join(out)

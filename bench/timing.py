@@ -1,0 +1,86 @@
+"""Time contenders against each other: in turns, so that what else the machine does meets all of them alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+SLICE = 0.025  # seconds of one contender's turn, unless a single call takes longer
+SETTLE = (
+    0.004  # seconds of calls that do not count at the start of a turn: threads of the one before still spin
+)
+PATIENCE = 2.5  # seconds that one contender may use in a race; it then drops out with the samples it has
+
+
+@dataclass
+class Lane:
+    """One contender in a race: its call, how many calls make a turn, its samples in seconds a call."""
+
+    call: Callable[[], Any]
+    calls: int = 1
+    estimate: float = 0.0
+    spent: float = 0.0
+    samples: list[float] = field(default_factory=list)
+
+    def turn(self) -> None:
+        """Some calls that do not count, then those that do."""
+        start = time.perf_counter()
+        if self.estimate < SLICE:
+            while time.perf_counter() - start < SETTLE:
+                self.call()
+        begin = time.perf_counter()
+        for _ in range(self.calls):
+            reported = self.call()
+        end = time.perf_counter()
+        # a probe says itself what a pass of the several that it made took
+        self.samples.append(reported if isinstance(reported, float) else (end - begin) / self.calls)
+        self.spent += end - start
+
+
+def calibrated(call: Callable[[], Any]) -> Lane:
+    """A lane whose turn takes about SLICE."""
+    call()  # compiles, perhaps
+    estimate, spent = float("inf"), 0.0
+    for _ in range(3):
+        start = time.perf_counter()
+        call()
+        took = time.perf_counter() - start
+        estimate, spent = min(estimate, took), spent + took
+        if spent > PATIENCE / 2:
+            break
+    return Lane(call, max(1, round(SLICE / max(estimate, 1e-7))), estimate, spent)
+
+
+def race(contenders: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Seconds a call of each contender, `rounds` samples of each (fewer for one that is very slow).
+
+    A contender that returns a float reports its own seconds. The order turns, so that none always follows the
+    same other one.
+
+    >>> sorted(race({"a": lambda: None, "b": lambda: None}, 1))
+    ['a', 'b']
+    """
+    lanes = {name: calibrated(call) for name, call in contenders.items()}
+    names = list(lanes)
+    for number in range(rounds):
+        shift = number % len(names)
+        for name in names[shift:] + names[:shift]:
+            lane = lanes[name]
+            if not lane.samples or lane.spent < PATIENCE:
+                lane.turn()
+    return {name: lane.samples for name, lane in lanes.items()}
+
+
+def repeated(run: Callable[[], Any], repeats: int, warmup: int = 3) -> float:
+    """Median seconds of a call."""
+    for _ in range(warmup):
+        run()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
