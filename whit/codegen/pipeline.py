@@ -10,6 +10,7 @@ from whit.codegen.heuristics import choose
 from whit.codegen.linearize import linearize
 from whit.codegen.lower import lower_passes, prepare
 from whit.codegen.opts import Opt, apply
+from whit.codegen.stream import stream_stores
 from whit.codegen.target import Target
 from whit.helpers import NOOPT, SPEC
 from whit.uop import Ops, Sint, UOp
@@ -61,6 +62,7 @@ def _pipeline() -> tuple[Pass, ...]:
     return (
         *lower_passes(),
         Pass("linearize", linearize, "tiled", "linear", "instructions in execution order"),
+        Pass("stream stores", stream_stores, "linear", "linear", "large results go past the caches"),
     )
 
 

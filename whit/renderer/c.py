@@ -37,6 +37,43 @@ static inline f32 to_odd(f64 x) {
 }
 """
 
+# clang has one builtin for non-temporal stores, gcc one for each width and none that is general
+_STREAM_PRELUDE = """\
+#if __has_builtin(__builtin_nontemporal_store)
+#define STREAM(kind, p, v) __builtin_nontemporal_store(v, (kind *)(p))
+#elif defined(__x86_64__)
+typedef f32 line_4 __attribute__((vector_size(16)));
+typedef f32 line_8 __attribute__((vector_size(32)));
+typedef f32 line_16 __attribute__((vector_size(64)));
+#ifdef __AVX512F__
+#define STREAM_64(p, v) __builtin_ia32_movntps512((f32 *)(p), *(line_16 *)&(v))
+#else
+#define STREAM_64(p, v) *(__typeof__(v) *)(p) = v
+#endif
+#ifdef __AVX__
+#define STREAM_32(p, v) __builtin_ia32_movntps256((f32 *)(p), *(line_8 *)&(v))
+#else
+#define STREAM_32(p, v) *(__typeof__(v) *)(p) = v
+#endif
+#define STREAM(kind, p, v) do { \
+  if (sizeof(v) == 64) { STREAM_64(p, v); } else if (sizeof(v) == 32) { STREAM_32(p, v); } \
+  else __builtin_ia32_movntps((f32 *)(p), *(line_4 *)&(v)); } while (0)
+#else
+#define STREAM(kind, p, v) (*(kind *)(p) = (v))
+#endif
+#ifdef __x86_64__
+#define STREAM_END __builtin_ia32_sfence()
+#else
+#define STREAM_END
+#endif
+"""
+_STREAM = """\
+static inline void stream_KIND(void *p, KIND v, _Bool aligned) {
+  if (aligned) STREAM(KIND, p, v);
+  else *(KIND_ *)p = v;
+}
+"""
+
 
 def _lane_type(dtype: DType) -> str:
     """The C type of one lane in memory or in a vector."""
@@ -100,6 +137,7 @@ class CRenderer:
         self.mask_bits: dict[str, int] = {}  # width of the lanes of a named mask
         self.count = 0
         self.depth = 1
+        self.streamed: set[UOp] = set()  # PARAMs of non-temporal stores
 
     # ---- emission
 
@@ -180,6 +218,7 @@ class CRenderer:
         >>> "void empty(" in CRenderer().render(UOp(Ops.LINEAR), "empty")
         True
         """
+        self.streamed = {node.src[0] for node in linear.src if node.op is Ops.STORE and node.arg is not None}
         for position, node in enumerate(variables_of(linear.src)):
             self.names[node] = f"var{position}"
             self.line(f"const i64 var{position} = variables[{position}];")
@@ -201,14 +240,18 @@ class CRenderer:
                     fix="report this kernel with DEBUG=6",
                 )
         head = f"void {name}(void *const *buffers, const i64 *variables, i64 thread) {{"
+        end = ["  STREAM_END;", "}", ""] if self.streamed else ["}", ""]
+        prelude = [_PRELUDE, _STREAM_PRELUDE] if self.streamed else [_PRELUDE]
         return "\n".join(
-            [_PRELUDE, *self.types.values(), *self.functions.values(), head, *self.lines, "}", ""]
+            [*prelude, *self.types.values(), *self.functions.values(), head, *self.lines, *end]
         )
 
     def param(self, node: UOp) -> None:
         slot, kind = node.arg.slot, _lane_type(node.dtype)
         self.names[node] = f"p{slot}"
         self.line(f"{kind} *const restrict p{slot} = buffers[{slot}];")
+        if node in self.streamed:
+            self.line(f"const _Bool p{slot}_aligned = (u64)p{slot} % 64 == 0;")
 
     def nothing(self, node: UOp) -> None:
         """VAR is declared at the top; a CPU task is alone in its group, so BARRIER does nothing."""
@@ -298,11 +341,22 @@ class CRenderer:
             text = self.define(bytes_, f"({bytes_})({self.as_mask(text, 8, count)} & 1)")
         if node.src[1].dtype.count == 1 and mask is None and _lanes(count) == count:
             kind = self.vector(_lane_type(dtype.scalar), count)
-            self.line(f"*({kind}_ *)({memory} + {index}) = {text};")
+            place = f"{memory} + {index}"
+            if node.arg is None:
+                self.line(f"*({kind}_ *)({place}) = {text};")
+            else:
+                self.line(f"{self.stream(kind)}({place}, {text}, {memory}_aligned);")
             return
         place = f"{index}[k]" if node.src[1].dtype.count > 1 else f"{index} + k"
         guard = "" if mask is None else f"if ({mask}[k]) "
         self.line(f"for (int k = 0; k < {count}; k++) {guard}{memory}[{place}] = {text}[k];")
+
+    def stream(self, kind: str) -> str:
+        """The name of a function for non-temporal stores of a vector type; plain ones into memory that is not
+        aligned, and where the compiler has nothing for it."""
+        name = f"stream_{kind}"
+        self.functions[name] = _STREAM.replace("KIND", kind)
+        return name
 
     # ---- lanes
 

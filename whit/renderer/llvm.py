@@ -11,19 +11,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from whit.helpers import CompileError
-from whit.renderer.llvm_values import Values, constant, memory_dtype, suffix, type_of
+from whit.renderer.llvm_values import BOOL_OPS, Values, constant, memory_dtype, suffix, type_of
 from whit.uop import DType, Op, Ops, UOp
 from whit.uop.uop import variables_of
 
 
 class LLVMRenderer(Values):
     """Renders one linear program; make a new one for each. `half`: the target converts float16 in hardware.
+    `fence`: the intrinsic that makes non-temporal stores visible in order, where a machine needs one.
 
     A kernel is `void name(void **buffers, const int64_t *variables, int64_t thread)`.
     """
 
-    def __init__(self, half: bool = True) -> None:
+    def __init__(self, half: bool = True, fence: str = "") -> None:
         super().__init__(half)
+        self.fence = fence
+        self.hint = ""  # the metadata that makes a store non-temporal
+        self.streamed: dict[UOp, str] = {}  # PARAM of non-temporal stores -> whether it is aligned for them
         self.entry: list[str] = []  # allocas, pointers and variables: once, at the top
         self.names: dict[UOp, str] = {}
         self.spare: dict[str, str] = {}  # dummy memory that masked-off scalar accesses go to
@@ -70,6 +74,9 @@ class LLVMRenderer(Values):
         attributes = f'attributes #0 = {{ nounwind "no-builtins" {widths} }}'
         arguments = "ptr noalias readonly %buffers, ptr noalias readonly %variables, i64 %thread"
         head = f'define void @"{name}"({arguments}) #0 {{\nentry:'
+        if self.streamed and self.fence:
+            self.declared[self.fence] = f"declare void @{self.fence}()"
+            self.lines.append(f"  call void @{self.fence}()")
         return "\n".join(
             [
                 head,
@@ -85,7 +92,8 @@ class LLVMRenderer(Values):
         )
 
     def prepare(self, linear: UOp) -> None:
-        """Pointers of PARAMs and values of VARs at the top; alias scopes when a PARAM is stored to."""
+        """Pointers of PARAMs and values of VARs at the top; alias scopes when a PARAM is stored to; whether
+        the PARAMs of non-temporal stores are aligned, since those fault elsewhere."""
         params: list[UOp] = []
         written = False
         for node in linear.src:
@@ -93,11 +101,21 @@ class LLVMRenderer(Values):
                 params.append(node)
             elif node.op is Ops.STORE:
                 written = True
+                if node.arg is not None:
+                    self.streamed[node.src[0]] = f"%p{node.src[0].arg.slot}.aligned"
         for node in params:
             self.names[node] = pointer = f"%p{node.arg.slot}"
             self.entry += [
                 f"  {pointer}.at = getelementptr ptr, ptr %buffers, i64 {node.arg.slot}",
                 f"  {pointer} = load ptr, ptr {pointer}.at",
+            ]
+        self.hint = f"!{3 * len(params) + 1}"
+        for node, aligned in self.streamed.items():
+            pointer = self.names[node]
+            self.entry += [
+                f"  {pointer}.address = ptrtoint ptr {pointer} to i64",
+                f"  {pointer}.low = and i64 {pointer}.address, 63",
+                f"  {aligned} = icmp eq i64 {pointer}.low, 0",
             ]
         if written and len(params) > 1:
             for number, node in enumerate(params):
@@ -113,9 +131,10 @@ class LLVMRenderer(Values):
     def metadata(self) -> list[str]:
         """One alias scope per PARAM: different PARAMs never overlap where one of them is stored to."""
         count = len(self.scopes)
+        lines = [f"{self.hint} = !{{i32 1}}"] if self.streamed else []
         if not count:
-            return []
-        lines = ["!0 = distinct !{!0}"] + [f"!{n + 1} = distinct !{{!{n + 1}, !0}}" for n in range(count)]
+            return lines
+        lines += ["!0 = distinct !{!0}"] + [f"!{n + 1} = distinct !{{!{n + 1}, !0}}" for n in range(count)]
         for n in range(count):
             others = ", ".join([f"!{m + 1}" for m in range(count) if m != n])
             lines += [f"!{2 * n + 1 + count} = !{{!{n + 1}}}", f"!{2 * n + 2 + count} = !{{{others}}}"]
@@ -278,7 +297,27 @@ class LLVMRenderer(Values):
             return
         if mask is not None:
             where = self.emit(f"select i1 {self.value(mask)}, ptr {where}, ptr {self.dummy(kind, 'lost')}")
-        self.lines.append(f"  store {kind} {text}, ptr {where}, align {align}{scope}")
+        plain = f"  store {kind} {text}, ptr {where}, align {align}{scope}"
+        if node.arg is None:
+            self.lines.append(plain)
+        else:
+            aligned = min(64, held.itemsize)
+            self.stream(memory, f"  store {kind} {text}, ptr {where}, align {aligned}{scope}", plain)
+
+    def stream(self, memory: UOp, store: str, plain: str) -> None:
+        """A non-temporal store into memory that is aligned; a plain one into other memory."""
+        self.count += 1
+        label = f"stream{self.count}"
+        self.lines += [
+            f"  br i1 {self.streamed[memory]}, label %{label}, label %{label}.plain",
+            f"{label}:",
+            f"{store}, !nontemporal {self.hint}",
+            f"  br label %{label}.end",
+            f"{label}.plain:",
+            plain,
+            f"  br label %{label}.end",
+        ]
+        self.open_block(f"{label}.end")
 
     # ---- lanes
 
@@ -313,9 +352,13 @@ class LLVMRenderer(Values):
         return self.emit(f"shufflevector {kind} {text}, {kind} poison, <{len(lanes)} x i32> <{chosen}>")
 
     def fold(self, node: UOp) -> None:
-        """Halve until one lane is left; an odd lane is folded in at the end."""
+        """Halve until one lane is left; an odd lane is folded in at the end. Bools are one test of a mask."""
         source = node.src[0]
         text, dtype, op = self.value(source), source.dtype, node.arg
+        if dtype.kind == "b":
+            name = f"llvm.vector.reduce.{BOOL_OPS[op]}.{suffix(dtype)}"
+            self.names[node] = self.call(name, dtype.scalar, [(type_of(dtype), text)])
+            return
         odd: list[str] = []
         while dtype.count > 1:
             half = dtype.count // 2
@@ -371,6 +414,6 @@ _INSTRUCTIONS: dict[Op, Callable[[LLVMRenderer, UOp], None]] = {
 }
 
 
-def render(linear: UOp, name: str, half: bool = True) -> str:
+def render(linear: UOp, name: str, half: bool = True, fence: str = "") -> str:
     """LLVM IR text of a linear program (see `LLVMRenderer`)."""
-    return LLVMRenderer(half).render(linear, name)
+    return LLVMRenderer(half, fence).render(linear, name)

@@ -133,7 +133,7 @@ class Values:
         if op.category == "compare":
             return self.emit(f"icmp {_ICMP[op][scalar.kind in 'ub']} {type_of(operand)} {args[0]}, {args[1]}")
         if scalar.kind == "b":
-            return self.emit(f"{_BOOL[op]} {type_of(operand)} {args[0]}, {args[1]}")
+            return self.emit(f"{BOOL_OPS[op]} {type_of(operand)} {args[0]}, {args[1]}")
         return self.int_op(op, dtype, args, src)
 
     def float_op(self, op: Op, dtype: DType, args: list[str], src: Sequence[UOp]) -> str:
@@ -474,7 +474,7 @@ _FLOAT_BINARY = {Ops.ADD: "fadd", Ops.SUB: "fsub", Ops.MUL: "fmul", Ops.FDIV: "f
 _FLOAT_INTRINSIC = {Ops.SQRT: "sqrt", Ops.TRUNC: "trunc", Ops.FLOOR: "floor", Ops.MULACC: "fma"}
 _INT_BINARY = {Ops.ADD: "add", Ops.SUB: "sub", Ops.MUL: "mul", Ops.AND: "and", Ops.OR: "or", Ops.XOR: "xor"}
 _WRAPS = (Ops.ADD, Ops.SUB, Ops.MUL)
-_BOOL = {
+BOOL_OPS = {
     Ops.ADD: "or",
     Ops.MUL: "and",
     Ops.MAX: "or",

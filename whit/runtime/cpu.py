@@ -234,7 +234,10 @@ def cpu_target(language: str, compiler: str) -> Target:
     if not (arm or "sse4_1" in flags):
         ops -= {Ops.TRUNC, Ops.FLOOR}
     threads, l1, l2 = cpu_threads(), _cache_bytes(1, 32 << 10), _cache_bytes(2, 1 << 20)
-    key = f"cpu-{compiler}-{native.host_key()}-{threads}t-{l1 >> 10}k-{l2 >> 10}k"
+    last = _cache_bytes(3, 0) or l2 * threads
+    # elsewhere than on x86 a non-temporal store is a hint of little effect
+    stream = last // 4 if elf.MACHINE == "x86_64" else 0
+    key = f"cpu-{compiler}-{native.host_key()}-{threads}t-{l1 >> 10}k-{l2 >> 10}k-{stream >> 10}k"
     return Target(
         key=key,
         language=language,
@@ -245,6 +248,7 @@ def cpu_target(language: str, compiler: str) -> Target:
         l1_bytes=l1,
         l2_bytes=l2,
         masked_memory=wide or "avx2" in flags,
+        stream_bytes=stream,
     )
 
 
@@ -373,7 +377,8 @@ class CPUDevice(Device):
             return c.render(linear, name, half=has_half() and self.compiler.kind != "gcc")
         from whit.renderer import llvm
 
-        return llvm.render(linear, name, half=has_half())
+        fence = "llvm.x86.sse.sfence" if elf.MACHINE == "x86_64" else ""
+        return llvm.render(linear, name, half=has_half(), fence=fence)
 
     def compile(self, source: str, name: str) -> bytes:
         return (
