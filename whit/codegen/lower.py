@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from whit.codegen.crop import crop_loops
 from whit.codegen.decompose import decompose
 from whit.codegen.masks import simplify_masks
 from whit.codegen.simplify import simplify_values_pass
@@ -334,6 +335,7 @@ def lower_passes() -> tuple[Pass, ...]:
             "work-items share reductions; THREAD, GLOBAL and LOCAL ranges are hardware indices",
         ),
         Pass("simplify indices", lambda u, _: simplify(u), "tiled", "tiled", "canonical index arithmetic"),
+        Pass("crop loops", lambda u, _: crop_loops(u), "tiled", "tiled", "no iterations that are masked off"),
         Pass("decompose", _decompose, "tiled", "tiled", "only ops and dtypes that the target computes"),
         Pass(
             "simplify again",

@@ -67,8 +67,8 @@ def is_zero(node: UOp, outside: UOp, depth: int = _DEPTH) -> bool:
         return False
     if op is Ops.MUL:
         a, b = node.src  # inf * 0 is NaN
-        return (is_zero(a, outside, depth - 1) and _is_finite(b, depth)) or (
-            is_zero(b, outside, depth - 1) and _is_finite(a, depth)
+        return (is_zero(a, outside, depth - 1) and is_finite(b, depth)) or (
+            is_zero(b, outside, depth - 1) and is_finite(a, depth)
         )
     if op in (Ops.CAST, Ops.NEG) or (op is Ops.REDUCE and node.arg.op is Ops.ADD):
         return is_zero(node.src[0], outside, depth - 1)
@@ -79,7 +79,7 @@ def is_zero(node: UOp, outside: UOp, depth: int = _DEPTH) -> bool:
     return False
 
 
-def _is_finite(node: UOp, depth: int) -> bool:
+def is_finite(node: UOp, depth: int) -> bool:
     """Whether finite data and any mask make the value finite (but for overflow of sums and products)."""
     if not node.dtype.is_float or node.op is Ops.INDEX:
         return True
@@ -87,7 +87,7 @@ def _is_finite(node: UOp, depth: int) -> bool:
         return math.isfinite(node.arg)
     if depth == 0 or node.op not in _KEEP_FINITE:
         return False
-    return all(_is_finite(s, depth - 1) for s in node.src)
+    return all(is_finite(s, depth - 1) for s in node.src)
 
 
 _KEEP_FINITE = frozenset({
