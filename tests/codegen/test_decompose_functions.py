@@ -175,22 +175,42 @@ def test_wrong_coefficient_is_noticed(op: Op, dtype: DType, table: str,
         assert worst(op, dtype, FUSED, 8_000 if dtype is F32 else 100)[0] > BOUNDS[op, dtype][0], position
 
 
+def power_of_e(dtype: DType, sign: float, order: int = 1) -> UOp:
+    factors = (operand(dtype), UOp.const(sign / math.log(2), dtype))[::order]
+    return decompose(UOp.sink(alu(Ops.EXP2, alu(Ops.MUL, *factors))), FUSED).src[0]
+
+
+def worst_power_of_e(dtype: DType, sign: float, order: int, count: int) -> tuple[float, float]:
+    """The greatest error and where."""
+    x = inputs(dtype, count)
+    got = compute(power_of_e(dtype, sign, order), x)
+    if dtype is F32:
+        error = ulps(got, np.exp(sign * x.astype(np.longdouble)))
+    else:
+        with mpmath.workprec(160):
+            error = ulps_exact(got, [mpmath.exp(sign * mpmath.mpf(float(v))) if abs(v) < 1e4 or v != v
+                                     else mpmath.inf if sign * v > 0 else mpmath.mpf(0) for v in x])
+    return float(error.max()), float(x[error.argmax()])
+
+
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("dtype", [F32, F64], ids=lambda d: d.name)
 def test_powers_of_e(dtype: DType, sign: float) -> None:
     """exp2(x * log2(e)) is e**x to 1 ulp: the product is not rounded."""
-    x = inputs(dtype, 40_000 if dtype is F32 else 400)
     for order in (1, -1):
-        factors = (operand(dtype), UOp.const(sign / math.log(2), dtype))[::order]
-        root = decompose(UOp.sink(alu(Ops.EXP2, alu(Ops.MUL, *factors))), FUSED).src[0]
-        got = compute(root, x)
-        if dtype is F32:
-            error = ulps(got, np.exp(sign * x.astype(np.longdouble)))
-        else:
-            with mpmath.workprec(160):
-                error = ulps_exact(got, [mpmath.exp(sign * mpmath.mpf(float(v))) if abs(v) < 1e4 or v != v
-                                         else mpmath.inf if sign * v > 0 else mpmath.mpf(0) for v in x])
-        assert error.max() <= 1, x[error.argmax()]
+        error, where = worst_power_of_e(dtype, sign, order, 40_000 if dtype is F32 else 400)
+        assert error <= 1, where
+
+
+@pytest.mark.parametrize("table", ["EXP", "LN2"])
+@pytest.mark.parametrize("dtype", [F32, F64], ids=lambda d: d.name)
+def test_wrong_coefficient_of_e_is_noticed(dtype: DType, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = getattr(transcendental, table)
+    for position in range(len(whole[dtype])):
+        wrong = list(whole[dtype])
+        wrong[position] *= 1000 if wrong[position] < 1e-6 else 4
+        monkeypatch.setattr(transcendental, table, {**whole, dtype: tuple(wrong)})
+        assert worst_power_of_e(dtype, 1.0, 1, 8_000 if dtype is F32 else 100)[0] > 1, position
 
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, -3.0, 2.5, -2.5, np.inf, -np.inf, np.nan, 1e30,
@@ -273,3 +293,5 @@ def test_exp2_is_short() -> None:
     nodes = [n for n in expand(Ops.EXP2, F32,
                                FUSED).toposort() if n.op.is_elementwise and n.op is not Ops.BITCAST]
     assert len(nodes) <= 21
+    nodes = [n for n in power_of_e(F32, 1.0).toposort() if n.op.is_elementwise and n.op is not Ops.BITCAST]
+    assert len(nodes) <= 20  # the two limits are a comparison and a choice each, but one instruction

@@ -75,13 +75,13 @@ def _exponential(u: UOp, ctx: Target) -> UOp | None:
     if product.op is not Ops.MUL or u.dtype not in transcendental.UINT:
         return None
     base, factor = product.src if product.src[1].op is Ops.CONST else product.src[::-1]
-    if factor.op is not Ops.CONST or abs(factor.arg) != transcendental.LOG2_E[u.dtype][0]:
+    if factor.op is not Ops.CONST or abs(factor.arg) != transcendental.LOG2_E[u.dtype]:
         return None
     if Ops.EXP2 not in ctx.native:
         return transcendental.exp(base, factor.arg < 0) if Ops.MULACC in ctx.native else None
     if u.dtype is dtypes.float64:
         return None
-    exact = math.copysign(transcendental.LOG2_E[dtypes.float64][0], factor.arg)
+    exact = math.copysign(transcendental.LOG2_E[dtypes.float64], factor.arg)
     return alu(Ops.EXP2, base.cast(dtypes.float64) * exact).cast(u.dtype)
 
 

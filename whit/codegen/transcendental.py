@@ -36,9 +36,16 @@ EXP2 = {
           0.0001540353044173605, 1.525273382983612e-05, 1.321544258792169e-06, 1.0178062445845774e-07,
           7.072585949269223e-09, 4.4549605981865186e-10),
 }
-# log2(e) to twice the precision, and from where on e**x is inf, e**-x is 0
-LOG2_E = {F32: (1.4426950216293335, 1.9259629911266175e-08),
-          F64: (1.4426950408889634, 2.0355273740931033e-17)}
+# chebyfit(lambda r: (expm1(r) - r)/r**2, [-ln2/2, ln2/2], n): e**r = 1 + r + r*r*P(r)
+EXP = {
+    F32: (0.5, 0.16666577756404877, 0.041666556149721146, 0.008363173343241215, 0.0013926175888627768),
+    F64: (0.5000000000000001, 0.16666666666666669, 0.041666666666624164, 0.008333333333330065,
+          0.0013888888917196719, 0.00019841269863040545, 2.4801521322368692e-05, 2.7557268480310024e-06,
+          2.7620075879983367e-07, 2.5100375832561234e-08),
+}
+# log2(e); ln(2) in two parts: whole multiples of the first are exact; from where on e**x is inf, e**-x is 0
+LOG2_E = {F32: 1.4426950216293335, F64: 1.4426950408889634}
+LN2 = {F32: (0.693145751953125, 1.428606765330187e-06), F64: (0.6931471805598903, 5.497923018708371e-14)}
 EXP_LIMITS = {F32: (89.0, 105.0), F64: (710.0, 746.0)}
 # chebyfit(lambda r: log1p(r)/ln2/r - 1, [.70710677-1, 1.41421354-1], 10): log2(1+r) = r + r*P(r)
 LOG2 = (0.4426950514316559, -0.7213473320007324, 0.48089852929115295, -0.36069655418395996,
@@ -173,9 +180,14 @@ def constant_pair(like: UOp, high: float, low: float) -> Pair:
 def _round_exponent(x: UOp, offset: int) -> tuple[UOp, UOp]:
     """x rounded to an integer k: (as a float, as bits whose low part is k + offset). |x| must stay below
     2**(mantissa-2)."""
-    magic = 1.5 * (1 << MANTISSA[x.dtype]) + offset
+    magic = _magic(x.dtype, offset)
     shifted = x + magic
     return shifted - magic, bits(shifted)
+
+
+def _magic(dtype: DType, offset: int) -> float:
+    """What rounds a number to an integer when it is added."""
+    return 1.5 * (1 << MANTISSA[dtype]) + offset
 
 
 def _power_of_two(number: UOp, dtype: DType) -> UOp:
@@ -190,23 +202,32 @@ def exp2(x: UOp, fma: bool) -> UOp:
 
 
 def exp(x: UOp, negative: bool) -> UOp:
-    """e**x, or e**-x. At most 1 ulp where exp2(x * log2(e)) loses up to 30: the product is kept to twice the
-    precision, which takes fused multiply-add."""
-    sign = -1.0 if negative else 1.0
-    top, bottom = EXP_LIMITS[x.dtype]
+    """e**x, or e**-x. At most 1 ulp where exp2(x * log2(e)) loses up to 30: the multiple of ln(2) nearest to
+    x is taken away exactly (Cody and Waite 1980), which takes fused multiply-add."""
+    dtype, sign = x.dtype, -1.0 if negative else 1.0
+    top, bottom = EXP_LIMITS[dtype]
     limited = at_least(at_most(x, bottom), -top) if negative else at_least(at_most(x, top), -bottom)
-    factor, rest = (limited.const_like(sign * part) for part in LOG2_E[x.dtype])
-    power = limited * factor
-    return _exp2_pair(power, mad(limited, rest, mad(limited, factor, -power, True), True), True)
+    magic = _magic(dtype, 2 * BIAS[dtype])
+    shifted = mad(limited, sign * LOG2_E[dtype], magic, True)
+    whole = shifted - magic
+    high, low = LN2[dtype]
+    rest = mad(whole, -sign * low, mad(whole, -sign * high, limited, True), True)  # of e**-x the negative
+    coefficients = [sign**power * c for power, c in enumerate((1.0, 1.0, *EXP[dtype]))]
+    return _scaled(horner(rest, coefficients, True), bits(shifted))
 
 
 def _exp2_pair(x: UOp, tail: UOp | None, fma: bool) -> UOp:
     """2**(x + tail), for x from the least power of two (or a little below) to the first too large one."""
     whole, number = _round_exponent(x, 2 * BIAS[x.dtype])
     fraction = x - whole if tail is None else (x - whole) + tail
-    value = mad(horner(fraction, EXP2[x.dtype], fma), fraction, 1.0, fma)
-    half = number >> 1  # two factors, so that neither over- nor underflows before the last multiplication
-    return value * _power_of_two(half, x.dtype) * _power_of_two(number - half, x.dtype)
+    return _scaled(mad(horner(fraction, EXP2[x.dtype], fma), fraction, 1.0, fma), number)
+
+
+def _scaled(value: UOp, number: UOp) -> UOp:
+    """value * 2**k, k + 2 * bias in the low part of `number`: two factors, so that neither over- nor
+    underflows before the last multiplication."""
+    half = number >> 1
+    return value * _power_of_two(half, value.dtype) * _power_of_two(number - half, value.dtype)
 
 
 def _exp2_normal(x: UOp, tail: UOp | None, coefficients: Sequence[float], fma: bool) -> UOp:
