@@ -11,8 +11,20 @@ from typing import Any
 
 import pytest
 
-from whit.helpers import IRError
-from whit.uop import Ops, Pass, PatternMatcher, UOp, UPat, dtypes, graph_rewrite, rule, rule_pass, run_passes
+from whit.helpers import Context, IRError
+from whit.uop import (
+    Ops,
+    Pass,
+    PatternMatcher,
+    UOp,
+    UPat,
+    dtypes,
+    graph_rewrite,
+    rebuild,
+    rule,
+    rule_pass,
+    run_passes,
+)
 from whit.uop import rewrite as engine
 from whit.uop import uop as nodes
 from whit.uop.pattern import Rule
@@ -192,6 +204,48 @@ def test_fifty_thousand_deep() -> None:
     assert pickle.loads(pickle.dumps(deep)) is deep
 
 
+def test_rebuild_visits_each_node_once_sources_first() -> None:
+    deep = x()
+    for _ in range(20_000):
+        deep = deep + deep
+    seen: list[UOp] = []
+
+    def change(old: UOp, new: UOp) -> UOp:
+        assert set(old.src) <= set(seen[-2:]) or not old.src
+        seen.append(old)
+        return x("y") if old is x() else new
+
+    result = rebuild(deep, change)
+    assert len(seen) == len(deep.toposort()) == len(set(seen))
+    assert result is deep.substitute({x(): x("y")})
+
+
+def test_rebuild_keeps_what_is_known_and_what_does_not_change() -> None:
+    a, b = x("a"), x("b")
+    root = (a * b) + (a * 2.0)
+    assert rebuild(root, lambda old, new: new) is root
+    visited: list[UOp] = []
+
+    def note(old: UOp, new: UOp) -> UOp:
+        visited.append(old)
+        return new
+
+    assert rebuild(root, note, {a: b, a * b: f32(3.0)}) is f32(3.0) + b * 2.0
+    assert a not in visited and b not in visited and a * b not in visited
+    assert rebuild(a, note, {a: b}) is b
+
+
+def test_costs_are_accounted() -> None:
+    engine.costs.pop("a step", None)
+    with pytest.raises(ZeroDivisionError), engine.timed("a step"):
+        raise ZeroDivisionError  # what fails has cost time too
+    with Context(STATS=1), engine.timed("a step", x() + 1.0):
+        pass
+    cost = engine.costs["a step"]
+    assert cost.calls == 2 and cost.seconds >= 0 and cost.nodes == len((x() + 1.0).toposort())
+    assert "a step" in engine.statistics()
+
+
 def test_passes_are_timed_checked_and_observed() -> None:
     seen: list[str] = []
     engine.observers.append(lambda step, before, after: seen.append(step.name))
@@ -200,7 +254,7 @@ def test_passes_are_timed_checked_and_observed() -> None:
         broken = Pass("breaks", lambda root, ctx: UOp(Ops.ADD, dtypes.float32, (f32(1.0), UOp.index(1))),
                       "kernel", "kernel")
         assert run_passes(x() * 1.0, [step]) is x()
-        assert engine.pass_seconds["drop ones"] >= 0 and seen == ["drop ones"]
+        assert engine.costs["drop ones"].calls >= 1 and seen == ["drop ones"]
         with pytest.raises(IRError, match="after breaks"):  # SPEC=1 in the tests
             run_passes(x(), [broken])
     finally:

@@ -14,19 +14,19 @@ from whit.uop.uop import Shape, Sint, UOp, broadcast_shapes
 
 if TYPE_CHECKING:
     from whit.uop.pattern import PatternMatcher, Rule, UPat, rule
-    from whit.uop.rewrite import Pass, graph_rewrite, rule_pass, run_passes
+    from whit.uop.rewrite import Pass, graph_rewrite, rebuild, rule_pass, run_passes
 
 __all__ = [
     "ALU", "ELEMENTWISE", "MOVEMENT", "AxisType", "BufferArg", "DType", "LocalArg", "Op", "Ops", "ParamArg",
     "Pass", "PatternMatcher", "PyConst", "RangeArg", "ReduceArg", "Rule", "Shape", "Sint", "SpecialArg",
     "StageArg",
-    "UOp", "UPat", "VarArg", "broadcast_shapes", "dtypes", "graph_rewrite", "promote", "rule", "rule_pass",
-    "run_passes",
+    "UOp", "UPat", "VarArg", "broadcast_shapes", "dtypes", "graph_rewrite", "promote", "rebuild", "rule",
+    "rule_pass", "run_passes",
 ]
 
 _LAZY = {
     **dict.fromkeys(("PatternMatcher", "Rule", "UPat", "rule"), "whit.uop.pattern"),
-    **dict.fromkeys(("Pass", "graph_rewrite", "rule_pass", "run_passes"), "whit.uop.rewrite"),
+    **dict.fromkeys(("Pass", "graph_rewrite", "rebuild", "rule_pass", "run_passes"), "whit.uop.rewrite"),
 }
 
 

@@ -1,16 +1,22 @@
-"""The rewrite engine and the pass runner: to a fixed point, without recursion, memoised per node."""
+"""The rewrite engine, the walk that passes are made of, and the pass runner with its accounts.
+
+`graph_rewrite` runs rules to a fixed point, `rebuild` gives each node one new form; both visit a node once
+and never recurse. `timed` and `run_passes` account what each step of the compiler costs.
+"""
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from whit.helpers import DEBUG, SPEC, STATS, IRError, log
-from whit.uop.pattern import rule_stats
 from whit.uop.uop import UOp
+
+if TYPE_CHECKING:
+    from whit.uop.pattern import RuleStats
 
 LIMIT = 100_000  # rewrites of one node in a row before the rules are taken to loop
 
@@ -87,8 +93,34 @@ def _endless(node: UOp) -> IRError:
                    fix="make every rule's result simpler than its input by one measure")
 
 
-@dataclass(frozen=True)
-class Pass:
+def rebuild(root: UOp, change: Callable[[UOp, UOp], UOp], known: Mapping[UOp, UOp] | None = None) -> UOp:
+    """The graph made anew in one walk, sources first: `change(old, new)` says what stands in the place of a
+    node, given as it was and as it is with its sources replaced. Keys of `known` are not visited: their
+    values stand in their place.
+
+    >>> from whit.uop import Ops, dtypes
+    >>> x = UOp.variable("x", 0, 9)
+    >>> double = lambda old, new: new * 2 if old.op is Ops.VAR else new
+    >>> rebuild(x + 1, double) is x * 2 + 1
+    True
+    """
+    new: dict[UOp, UOp] = {} if known is None else dict(known)
+    fixed = frozenset(new)
+    for node in root.toposort(fixed.__contains__ if fixed else None):
+        if node in fixed:
+            continue
+        src = node.src
+        for source in src:
+            if new[source] is not source:
+                made = UOp(node.op, node.dtype, tuple([new[s] for s in src]), node.arg)
+                break
+        else:
+            made = node
+        new[node] = change(node, made)
+    return new[root]
+
+
+class Pass(NamedTuple):
     """A named step of a pipeline: a function from graph to graph. `needs` and `gives` name the spec level
     before and after."""
 
@@ -105,18 +137,65 @@ def rule_pass(name: str, rules: Rewriter, needs: str, gives: str | None = None, 
     return Pass(name, lambda root, ctx: graph_rewrite(root, rules, ctx, top_down), needs, gives or needs, doc)
 
 
-pass_seconds: dict[str, float] = {}  # time in each pass since the process began
+# ---- accounts ----------------------------------------------------------------------------------------------
+
+
+class Cost:
+    """What a step of the compiler has cost since the process began. `nodes`: of the graphs it was given
+    (counted with STATS=1 only)."""
+
+    __slots__ = ("calls", "nodes", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds, self.calls, self.nodes = 0.0, 0, 0
+
+
+costs: dict[str, Cost] = {}
+
+
+def charge(name: str, seconds: float, root: UOp | None = None) -> None:
+    """Add one run of the step `name` to the accounts."""
+    cost = costs.get(name)
+    if cost is None:
+        cost = costs.setdefault(name, Cost())
+    cost.seconds += seconds
+    cost.calls += 1
+    if root is not None and STATS.value:
+        cost.nodes += len(root.toposort())
+
+
+@contextlib.contextmanager
+def timed(name: str, root: UOp | None = None) -> Iterator[None]:
+    """Account the block as one run of the step `name` on the graph `root`.
+
+    >>> with timed("an example"): pass
+    >>> costs["an example"].calls
+    1
+    """
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        charge(name, time.perf_counter() - start, root)
 
 
 def statistics() -> str:
-    """A table of the time in each pass, and with STATS=1 what each rule did; slowest first."""
-    lines = [f"{'pass':40} {'ms':>10}"]
-    for name, seconds in sorted(pass_seconds.items(), key=lambda item: -item[1]):
-        lines.append(f"{name:40} {seconds * 1e3:10.2f}")
-    lines.append(f"{'rule':40} {'ms':>10} {'tried':>10} {'fired':>10}")
+    """A table of what each step of the compiler cost, and with STATS=1 what each rule did; slowest first."""
+    lines = [f"{'step':40} {'ms':>10} {'runs':>8} {'nodes':>10}"]
+    for name, cost in sorted(costs.items(), key=lambda item: -item[1].seconds):
+        lines.append(f"{name:40} {cost.seconds * 1e3:10.2f} {cost.calls:8} {cost.nodes or '':>10}")
+    rule_stats = _rule_stats()
+    if rule_stats:
+        lines.append(f"{'rule':40} {'ms':>10} {'tried':>8} {'fired':>10}")
     for name, stats in sorted(rule_stats.items(), key=lambda item: -item[1].seconds):
-        lines.append(f"{name:40} {stats.seconds * 1e3:10.2f} {stats.tried:10} {stats.fired:10}")
+        lines.append(f"{name:40} {stats.seconds * 1e3:10.2f} {stats.tried:8} {stats.fired:10}")
     return "\n".join(lines)
+
+
+def _rule_stats() -> dict[str, RuleStats]:
+    """What rules did; patterns need not be loaded for it."""
+    module = sys.modules.get("whit.uop.pattern")
+    return {} if module is None else module.rule_stats
 
 
 if STATS:
@@ -131,7 +210,7 @@ def run_passes(root: UOp, passes: Sequence[Pass], ctx: Any = None) -> UOp:
     for step in passes:
         start = time.perf_counter()
         result = step.run(root, ctx)
-        pass_seconds[step.name] = pass_seconds.get(step.name, 0.0) + time.perf_counter() - start
+        charge(step.name, time.perf_counter() - start, root)
         if SPEC:
             from whit.uop.spec import verify
             verify(result, step.gives, f"after {step.name}")
