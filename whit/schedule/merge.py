@@ -3,6 +3,8 @@ Adam; the two sums of a batch norm's gradient)."""
 
 from __future__ import annotations
 
+import bisect
+
 from whit.schedule.fusion import Home
 from whit.schedule.lower import Kernel
 from whit.schedule.movement import memory_of
@@ -15,60 +17,76 @@ MOST_STORES = 8
 def merge(kernels: list[Kernel], before: dict[Home, set[Home]], needed: set[UOp]) -> list[Kernel]:
     """Merge each kernel into the latest earlier one that fits, keeping the order valid. `needed`: nodes whose
     memory someone else reads; other merged values are never written."""
-    result: list[Kernel] = []
-    reach: dict[int, set[int]] = {}  # kernel number -> all kernels that must run before it
+    result: dict[int, Kernel] = {}  # by position
     number = {home: position for position, kernel in enumerate(kernels) for home in kernel.homes}
+    open_kernels = _Candidates()
     for position, kernel in enumerate(kernels):
-        earlier: set[int] = set()
-        for home in kernel.homes:
-            for other in before[home]:
-                if other in number:  # copies, and kernels on their far side, bound the list from outside
-                    earlier |= {number[other]} | reach.get(number[other], set())
-        partner = _partner(kernel, result, number, earlier, reach) if _is_light(kernel) else None
-        if partner is None:
-            reach[position] = earlier
-            result.append(kernel)
+        # copies, and kernels on their far side, bound the list from outside
+        earlier = [number[other] for home in kernel.homes for other in before[home] if other in number]
+        light = _is_light(kernel)
+        target = _partner(kernel, result, open_kernels, max(earlier, default=-1)) if light else None
+        if target is None:
+            result[position] = kernel
+            if light:
+                open_kernels.add(position, kernel)
             continue
-        target = number[partner.homes[0]]
+        partner = result[target]
         _join(partner, kernel)
         for home in kernel.homes:
             number[home] = target
-        reach[target] = reach.get(target, set()) | (earlier - {target})
-    for kernel in result:
-        _drop_unneeded(kernel, result, needed)
-    return result
+        if len(partner.stores) < MOST_STORES:
+            open_kernels.add(target, partner)
+    found = list(result.values())
+    read = {node for kernel in found for node in kernel.reads} | needed
+    for kernel in found:
+        _drop_unneeded(kernel, read)
+    return found
+
+
+class _Candidates:
+    """Positions of light kernels that can take more stores, by their loops and by what they read or write."""
+
+    def __init__(self) -> None:
+        self.touching: dict[tuple[tuple[UOp, ...], str | None, UOp], list[int]] = {}  # each in order
+
+    def add(self, position: int, kernel: Kernel) -> None:
+        loops, device = tuple(kernel.loops), kernel.device
+        memories = [memory for memory, *_ in kernel.stores]
+        for node in dict.fromkeys([*kernel.reads, *[home.node for home in kernel.homes], *memories]):
+            positions = self.touching.setdefault((loops, device, node), [])
+            place = bisect.bisect_left(positions, position)
+            if positions[place : place + 1] != [position]:
+                positions.insert(place, position)
+
+    def sharing(self, kernel: Kernel, first: int, kernels: dict[int, Kernel]) -> list[int]:
+        """From `first` on, the kernels with equal loops that read or write what this one reads, the latest
+        first. Full kernels met on the way are forgotten."""
+        loops, device = tuple(kernel.loops), kernel.device
+        found: set[int] = set()
+        for node in kernel.reads:
+            for key in (node, *(node.src[1:] if node.op is Ops.AFTER else ())):
+                positions = self.touching.get((loops, device, key), [])
+                for place in reversed(range(bisect.bisect_left(positions, first), len(positions))):
+                    if len(kernels[positions[place]].stores) < MOST_STORES:
+                        found.add(positions[place])
+                    else:
+                        del positions[place]
+        return sorted(found, reverse=True)
 
 
 def _partner(
-    kernel: Kernel,
-    candidates: list[Kernel],
-    number: dict[Home, int],
-    earlier: set[int],
-    reach: dict[int, set[int]],
-) -> Kernel | None:
-    """The latest candidate that can take the kernel: same loops, light, sharing reads, and nothing in between
-    needed first."""
-    for candidate in reversed(candidates):
-        mine = number[candidate.homes[0]]
-        if len(candidate.stores) + len(kernel.stores) > MOST_STORES or not _same_loops(candidate, kernel):
-            if mine in earlier:
-                return None
-            continue
-        between = any(other != mine and (mine in reach.get(other, ()) or other > mine) for other in earlier)
-        if (
-            not between
-            and _is_light(candidate)
-            and _shares(candidate, kernel)
-            and _no_hazard(candidate, kernel)
-        ):
-            return candidate
-        if mine in earlier:
-            return None  # what comes before it cannot take a kernel that needs it
+    kernel: Kernel, kernels: dict[int, Kernel], candidates: _Candidates, latest_needed: int
+) -> int | None:
+    """The position of the latest kernel that can take this one: same loops, light, sharing reads, and not
+    before anything that this one needs."""
+    if not kernel.loops:
+        return None
+    for position in candidates.sharing(kernel, max(latest_needed, 0), kernels):
+        other = kernels[position]
+        room = len(other.stores) + len(kernel.stores) <= MOST_STORES
+        if room and _is_light(other) and _no_hazard(other, kernel):
+            return position
     return None
-
-
-def _same_loops(a: Kernel, b: Kernel) -> bool:
-    return len(a.loops) > 0 and a.loops == b.loops and a.device == b.device
 
 
 def _is_light(kernel: Kernel) -> bool:
@@ -81,17 +99,6 @@ def _is_light(kernel: Kernel) -> bool:
                     if inner.op is Ops.INDEX and node.ranges - inner.src[1].ranges:
                         return False
     return True
-
-
-def _shares(a: Kernel, b: Kernel) -> bool:
-    """Whether one reads what the other writes or reads."""
-    written = {home.node for home in a.homes} | {memory for memory, *_ in a.stores}
-    return any(
-        node in a.reads
-        or node in written
-        or (node.op is Ops.AFTER and any(s in written for s in node.src[1:]))
-        for node in b.reads
-    )
 
 
 def _no_hazard(a: Kernel, b: Kernel) -> bool:
@@ -163,14 +170,10 @@ def _renumber(value: UOp, loops: list[UOp], shift: int) -> UOp:
     return value.substitute(changes)
 
 
-def _drop_unneeded(kernel: Kernel, kernels: list[Kernel], needed: set[UOp]) -> None:
-    """Leave out stores that nobody reads any more."""
+def _drop_unneeded(kernel: Kernel, read: set[UOp]) -> None:
+    """Leave out stores of a merged kernel that nobody reads any more."""
     if len(kernel.homes) == 1:
         return
-    keep = [
-        position
-        for position, home in enumerate(kernel.homes)
-        if home.node.op is Ops.STORE or home.node in needed or any(home.node in k.reads for k in kernels)
-    ]
+    keep = [p for p, home in enumerate(kernel.homes) if home.node.op is Ops.STORE or home.node in read]
     kernel.stores = [kernel.stores[p] for p in keep]
     kernel.homes = [kernel.homes[p] for p in keep]

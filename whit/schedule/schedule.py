@@ -12,6 +12,7 @@ from whit.schedule.merge import merge
 from whit.schedule.movement import contiguous_view, memory_of, stripped
 from whit.schedule.order import dependencies, execution_order, misaligned_stores
 from whit.uop import DType, Ops, UOp, dtypes
+from whit.uop.rewrite import rebuild
 from whit.uop.uop import uops_in, variables_of
 
 
@@ -228,56 +229,44 @@ def _crop_reductions(root: UOp) -> UOp:
     Before:  shrink(reduce(x))
     After:   reduce(shrink(x))        when nothing else uses the reduction
     """
-    nodes = root.toposort()
     users: dict[UOp, int] = {}
-    for node in nodes:
+    for node in root.toposort():
         for source in node.src:
             users[source] = users.get(source, 0) + 1
-    new: dict[UOp, UOp] = {}
-    for node in nodes:
-        src = tuple([new[s] for s in node.src])
-        whole = node.src[0] if node.op is Ops.SHRINK else node
-        if node.op is Ops.SHRINK and whole.op is Ops.REDUCE and users[whole] == 1:
-            kept = iter(node.arg)
-            sizes = enumerate(whole.src[0].shape)
-            limits = tuple([(0, size) if axis in whole.arg.axes else next(kept) for axis, size in sizes])
-            new[node] = src[0].replace(src=(src[0].src[0].shrink(limits),))
-        else:
-            new[node] = node if src == node.src else node.replace(src=src)
-    return new[root]
+
+    def crop(old: UOp, new: UOp) -> UOp:
+        if old.op is not Ops.SHRINK or old.src[0].op is not Ops.REDUCE or users[old.src[0]] > 1:
+            return new
+        reduce, kept = new.src[0], iter(old.arg)
+        sizes = enumerate(reduce.src[0].shape)
+        limits = tuple([(0, size) if axis in reduce.arg.axes else next(kept) for axis, size in sizes])
+        return reduce.replace(src=(reduce.src[0].shrink(limits),))
+
+    return rebuild(root, crop) if any([n.op is Ops.SHRINK for n in users]) else root
 
 
 def _split_large_reductions(root: UOp) -> UOp:
     """A long reduction to a few elements becomes two, so that threads can share the first:
     reduce (n,) -> reduce (parts, n / parts) over its last axis, written to memory, then over the parts."""
-    changes: dict[UOp, UOp] = {}
-    for node in root.toposort():
-        if node.op is not Ops.REDUCE or not all(isinstance(s, int) for s in node.src[0].shape):
-            continue
-        source, axes = node.src[0], node.arg.axes
-        size_in, size_out = elements(source), elements(node)
+
+    def split(old: UOp, new: UOp) -> UOp:
+        if old.op is not Ops.REDUCE or not all([isinstance(s, int) for s in old.src[0].shape]):
+            return new
+        source, axes = new.src[0], old.arg.axes
+        size_in, size_out = elements(source), elements(old)
         if size_out >= FEW_ROWS or size_in < SMALL_WORK or size_out == 0:
-            continue
+            return new
         axis = next((a for a in axes if _parts(source.shape[a])), None)
         if axis is None:
-            continue
+            return new
         parts = _parts(source.shape[axis])
         shape = (*source.shape[:axis], parts, source.shape[axis] // parts, *source.shape[axis + 1 :])
         inner = tuple([a + (a >= axis) for a in axes if a != axis] + [axis + 1])
         kept_before = sum(1 for a in range(axis) if a not in axes)
-        partial = source.reshape(shape).reduce(node.arg.op, tuple(sorted(inner))).contiguous()
-        changes[node] = partial.reduce(node.arg.op, (kept_before,))
-    if not changes:
-        return root
-    new: dict[UOp, UOp] = {}
-    for node in root.toposort():
-        src = tuple([new[s] for s in node.src])
-        if node in changes:
-            reduced = changes[node]
-            new[node] = reduced.substitute({node.src[0]: src[0]})
-        else:
-            new[node] = node if src == node.src else node.replace(src=src)
-    return new[root]
+        partial = source.reshape(shape).reduce(old.arg.op, tuple(sorted(inner))).contiguous()
+        return partial.reduce(old.arg.op, (kept_before,))
+
+    return rebuild(root, split)
 
 
 def _parts(size: Any) -> int:
