@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from whit.helpers import Context
+from whit.helpers import VERSION, Context
 from whit.tensor import Tensor
 from whit.uop import Ops, UOp, dtypes
 from whit.uop.dtype import DType
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from whit.runtime.device import Device
 
 Variable = UOp.variable
-__version__ = "0.1.0"
+__version__ = VERSION
 
 # name -> the module that defines it, loaded on first use
 _LAZY = {"Device": "whit.runtime.device", "GlobalCounters": "whit.engine", "TinyJit": "whit.engine.jit"}

@@ -22,6 +22,8 @@ except ImportError:
 
 T = TypeVar("T")
 
+VERSION = "0.1.0"  # of whit
+
 # ---- errors ------------------------------------------------------------------------------------------------
 
 
@@ -150,6 +152,9 @@ DEBUG = ContextVar("DEBUG", 0,
                    "1: device and cache events. 2: a line per kernel. 3: fusion reasons and opts. 4: source. "
                    "5: IR. 6: linear program. 7: machine code.")
 BEAM = ContextVar("BEAM", 0, "Beam width of the kernel search; 0 uses the heuristics.")
+BEAM_TIME = ContextVar("BEAM_TIME", 10, "Seconds that the search of one kernel may take.")
+TUNED = ContextVar("TUNED", "",
+                   "File of opts that searches found (python -m whit.engine.beam export FILE).")
 NOOPT = ContextVar("NOOPT", 0, "1: no kernel optimisations at all.")
 JIT = ContextVar("JIT", 1,
                  "0: TinyJit calls its function every time. 1: capture and replay. "

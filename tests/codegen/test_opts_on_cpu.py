@@ -27,7 +27,7 @@ from tests.codegen.opts_kernels import (
 )
 from whit.codegen.lower import prepare
 from whit.codegen.opts import AxisTable, Opt, OptError, OptKind, axes
-from whit.engine.beam import Compiled, compile_candidate
+from whit.engine.trial import Compiled, compile_candidate
 from whit.runtime.device import Buffer, Device, Launch
 from whit.uop import UOp
 

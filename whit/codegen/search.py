@@ -1,144 +1,298 @@
-"""Beam search over opts. Codegen cannot run kernels: whit/engine/beam.py can, and passes in how to measure.
+"""Beam search over opts. Codegen cannot run kernels: whit/engine/beam.py can, and passes in a `Judge`.
 
-A candidate is a list of opts. From each of the best `width` candidates come others: one opt more, one fewer,
-or one amount changed. Candidates that make the same kernel are measured once. The
-heuristics' choice starts the beam and is measured again against the winner at the end, so that a search never
-returns anything slower.
+A candidate is a list of opts. From each of the best `width` candidates come others: one opt more, one
+fewer, one amount changed, or two neighbours exchanged. Candidates that make the same kernel are measured
+once. What the heuristics chose is always a candidate, and whatever seems faster has to win a race against it,
+run in turns, before it takes its place: a tie keeps the heuristics' choice, so that a search never makes a
+kernel slower.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from whit.codegen.costs import divisors
 from whit.codegen.heuristics import choose
 from whit.codegen.lower import prepare
 from whit.codegen.opts import Axis, AxisTable, Opt, OptError, OptKind
+from whit.codegen.scopes import Kernel
+from whit.codegen.stages import reads_of
 from whit.codegen.target import Target
-from whit.helpers import ceildiv, log, round_up
-from whit.uop import AxisType, UOp, dtypes
+from whit.helpers import log, round_up
+from whit.uop import AxisType, Ops, UOp, dtypes
 
 Opts = tuple[Opt, ...]
-# seconds that a kernel takes under each list of opts; infinite for one that failed, hung, crashed or
-# computed wrong
-# values. The number asks for more careful timing.
-Measure = Callable[[Sequence[Opts], int], Sequence[float]]
 
-MOST_ROUNDS = 12
+MOST_ROUNDS = 16
 MOST_CANDIDATES = 48  # new candidates per round and place in the beam
-GAIN = 0.98  # a round goes on when the best time falls below this share of the former best
+BATCH = 8  # candidates measured between two looks at the clock
+PATIENCE = 2  # rounds without a gain after which a search ends
+LIGHT = 5_000_000  # operations of a kernel that is worth running without opts
+GAIN = 0.98  # a gain is a time below this share of the other
 
 
-def search(ast: UOp, target: Target, width: int, measure: Measure) -> Opts:
-    """The fastest list of opts found for a kernel (as the schedule made it) with a beam of `width`."""
-    ready = prepare(ast)
-    start = choose(ready, target)
-    seen: set[UOp] = set()
-    first = [opts for opts in (start, ()) if _new(ready, opts, target, seen)]
-    beam = sorted(zip(measure(first, 1), first), key=lambda item: item[0])
-    for number in range(MOST_ROUNDS):
-        found = [opts for _, parent in beam for opts in _children(ready, parent, target, seen)]
-        if not found:
-            break
-        times = measure(found, 1)
-        best = beam[0][0]
-        beam = sorted([*beam, *zip(times, found)], key=lambda item: item[0])[:width]
-        log(
-            3,
-            f"search: round {number}: {len(found)} candidates, {beam[0][0] * 1e6:.1f} us: {list(beam[0][1])}",
-        )
-        if not beam[0][0] < best * GAIN:
-            break
-    finalists = [opts for _, opts in beam[:3] if opts != start]
-    again = measure([start, *finalists], 5)
-    winner = min(zip(again, [start, *finalists]), key=lambda item: item[0])
-    return winner[1] if winner[0] < again[0] * GAIN or winner[0] < math.inf == again[0] else start
+class Timing(NamedTuple):
+    """Seconds of the runs of a kernel in a race: the least, and the one that a quarter of the runs beat."""
+
+    least: float
+    quarter: float
+
+    def beats(self, other: Timing) -> bool:
+        """Whether it is faster beyond noise, in its best run and in its usual ones."""
+        return self.least < other.least * GAIN and self.quarter < other.quarter
 
 
-def _children(ready: UOp, parent: Opts, target: Target, seen: set[UOp]) -> list[Opts]:
-    """Unseen legal neighbours of a candidate, at most MOST_CANDIDATES, spread over all kinds of change."""
-    proposals = [*_edits(parent), *_extensions(ready, parent, target)]
-    step = max(1, ceildiv(len(proposals), MOST_CANDIDATES * 2))
-    spread = [p for first in range(step) for p in proposals[first::step]]
-    found: list[Opts] = []
-    for opts in spread:
-        if len(found) < MOST_CANDIDATES and _new(ready, opts, target, seen):
-            found.append(opts)
-    return found
+class Judge(Protocol):
+    """Runs candidates. Whatever fails, hangs, crashes or computes wrong values takes infinitely long."""
+
+    def measure(self, candidates: Sequence[Opts]) -> Sequence[float]:
+        """Seconds that each takes, roughly."""
+
+    def race(self, candidates: Sequence[Opts], careful: bool) -> Sequence[Timing]:
+        """All of them in turns, in one process, so that they meet the same conditions."""
+
+    def verify(self, opts: Opts) -> bool:
+        """Whether a candidate computes what the kernel without opts does, also on data not seen so far."""
+
+    def expired(self) -> bool:
+        """Whether the time for trying more candidates is over."""
 
 
-def _new(ready: UOp, opts: Opts, target: Target, seen: set[UOp]) -> bool:
-    """Whether the opts are legal and make a kernel that was not made before."""
-    table = AxisTable.of(ready, target)
-    try:
-        for opt in opts:
+class Search:
+    """A search for the opts of one kernel (as the schedule made it). `best` is valid at any time: it is the
+    heuristics' choice until another candidate has won a race against that."""
+
+    def __init__(
+        self, ast: UOp, target: Target, width: int, judge: Judge, hints: Iterable[Opts] = ()
+    ) -> None:
+        self.ready, self.target, self.width, self.judge = prepare(ast), target, width, judge
+        self.start = self.best = choose(self.ready, target)
+        self.hints = tuple(hints)  # candidates to try first, such as what an older search found
+        self.seen: set[UOp] = set()
+        self.rejected: set[Opts] = set()
+        self.timings: dict[Opts, Timing] = {}  # of the last race
+
+    def run(self) -> Opts:
+        """Search until nothing better is found or the time is over; the best opts."""
+        first = [opts for opts in (self.start, *self.hints) if self._is_new(opts)]
+        beam = _ranked(zip(self.judge.measure(first), first))
+        if (beam[0][0] == math.inf or self._is_light()) and self._is_new(()):
+            beam = _ranked([*beam, *zip(self.judge.measure([()]), [()])])
+        self._race([opts for _, opts in beam[:2]], careful=False)
+        idle = 0
+        for number in range(MOST_ROUNDS):
+            found = self._round([opts for _, opts in beam])
+            if not found:
+                break
+            before = beam[0][0]
+            beam = _ranked([*beam, *found])[: self.width]
+            log(
+                3,
+                f"search: round {number}: {len(found)} candidates, {beam[0][0] * 1e6:.1f} us: "
+                f"{list(beam[0][1])}",
+            )
+            if beam[0][0] < before * GAIN:
+                idle = 0
+                self._race([opts for _, opts in beam[:2]], careful=False)
+            else:
+                idle += 1
+            if idle == PATIENCE or self.judge.expired():
+                break
+        self._race([opts for _, opts in beam[:3]], careful=True)
+        return self.best
+
+    def _is_light(self) -> bool:
+        """Whether the kernel without opts, which may be a hundred times slower, is worth running."""
+        kernel = Kernel(self.ready, self.target)
+        return sum([kernel.work(scope) for scope in kernel.scopes]) < LIGHT
+
+    def _round(self, beam: Sequence[Opts]) -> list[tuple[float, Opts]]:
+        """Measure new neighbours of the candidates in the beam, a batch at a time while there is time."""
+        wanted = [opts for parent in beam for opts in self._children(parent)]
+        found: list[tuple[float, Opts]] = []
+        for start in range(0, len(wanted), BATCH):
+            if self.judge.expired():
+                break
+            batch = wanted[start : start + BATCH]
+            found += zip(self.judge.measure(batch), batch)
+        return found
+
+    def _race(self, challengers: Sequence[Opts], careful: bool) -> None:
+        """Let challengers run against the heuristics' choice and the best so far, and keep the winner."""
+        known = dict.fromkeys((self.start, self.best, *challengers))
+        entrants = [opts for opts in known if opts not in self.rejected]
+        if len(entrants) == 1:
+            return
+        timings = dict(zip(entrants, self.judge.race(entrants, careful)))
+        if all(t.least == math.inf for t in timings.values()):
+            return
+        self.timings = timings
+        base = timings.get(self.start, Timing(math.inf, math.inf))
+        for opts in sorted(entrants, key=lambda o: timings[o].least):
+            if opts == self.start or not timings[opts].beats(base):
+                break
+            if opts == self.best or self.judge.verify(opts):
+                self.best = opts
+                return
+            self.rejected.add(opts)
+        self.best = self.start
+
+    # ---- neighbours
+
+    def _children(self, parent: Opts) -> list[Opts]:
+        """Unseen legal neighbours of a candidate, at most MOST_CANDIDATES, taken in turn from all kinds of
+        change."""
+        found: list[Opts] = []
+        for opts in _in_turn([_amounts(parent), _omissions(parent), _exchanges(parent), *self._more(parent)]):
+            if len(found) == MOST_CANDIDATES:
+                break
+            if self._is_new(opts):
+                found.append(opts)
+        return found
+
+    def _more(self, parent: Opts) -> list[Iterator[Opts]]:
+        """One opt (with what it needs) more, by kind. STAGEs stay last."""
+        staged = tuple([opt for opt in parent if opt.kind is OptKind.STAGE])
+        loops = tuple([opt for opt in parent if opt.kind is not OptKind.STAGE])
+        table = AxisTable.of(self.ready, self.target)
+        for opt in loops:
             table.apply(opt)
-    except OptError:
-        return False
-    made = table.build()
-    key = made.replace(arg=None)
-    if key in seen:
-        return False
-    seen.add(key)
-    return True
+        by_kind: dict[OptKind, list[Opts]] = {}
+        for more in actions(table):
+            by_kind.setdefault(more[-1].kind, []).append((*loops, *more, *staged))
+        by_kind[OptKind.STAGE] = [(*parent, opt) for opt in _stagings(table)]
+        return [iter(group) for group in by_kind.values()]
+
+    def _is_new(self, opts: Opts) -> bool:
+        """Whether the opts are legal and make a kernel that was not made before."""
+        table = AxisTable.of(self.ready, self.target)
+        try:
+            for opt in opts:
+                table.apply(opt)
+        except OptError:
+            return False
+        made = table.build().replace(arg=None)
+        if made in self.seen:
+            return False
+        self.seen.add(made)
+        return True
 
 
-def _edits(parent: Opts) -> Iterator[Opts]:
-    """Leave one opt out, or change its amount."""
+def _ranked(items: Iterable[tuple[float, Opts]]) -> list[tuple[float, Opts]]:
+    return sorted(items, key=lambda item: item[0])
+
+
+def _in_turn(groups: Sequence[Iterable[Opts]]) -> Iterator[Opts]:
+    """One of each group, again and again."""
+    for row in itertools.zip_longest(*groups):
+        yield from [opts for opts in row if opts is not None]
+
+
+# ---- changes of what is there ------------------------------------------------------------------------------
+
+# the amount is an axis, a read, or belongs to another opt
+_FIXED = frozenset({OptKind.SWAP, OptKind.MERGE, OptKind.STAGE, OptKind.PADTO})
+_TILES = frozenset({OptKind.UPCAST, OptKind.UNROLL})
+
+
+def _amounts(parent: Opts) -> Iterator[Opts]:
+    """Change one amount, with the padding that the new one needs."""
     for at, opt in enumerate(parent):
+        if opt.kind in _FIXED or opt.amount == 0:
+            continue
         before, after = parent[:at], parent[at + 1 :]
+        n = opt.amount
+        for amount in dict.fromkeys((2 * n, n // 2, n * 3 // 2, n + 1, n - 1)):
+            if amount <= 1 or amount == n:
+                continue
+            changed = Opt(opt.kind, opt.axis, amount)
+            yield (*before, changed, *after)
+            if opt.kind is not OptKind.THREAD:
+                kept = [o for o in before if not (o.kind is OptKind.PADTO and o.axis == opt.axis)]
+                yield (*kept, Opt(OptKind.PADTO, opt.axis, amount), changed, *after)
+
+
+def _omissions(parent: Opts) -> Iterator[Opts]:
+    """Leave one opt out, with the padding that it needed."""
+    for at, opt in enumerate(parent):
         if opt.kind is OptKind.PADTO:
             continue
-        yield before + after
-        if opt.kind in (OptKind.SWAP, OptKind.MERGE) or opt.amount == 0:
-            continue
-        near = {opt.amount * 2, opt.amount // 2, opt.amount + 1, opt.amount - 1, opt.amount * 3 // 2}
-        for amount in sorted(n for n in near if n > 1 and n != opt.amount):
-            yield (*before, Opt(opt.kind, opt.axis, amount), *after)
-            if opt.kind in (OptKind.UPCAST, OptKind.UNROLL):  # with the padding that the new amount needs
-                padded = [p for p in before if not (p.kind is OptKind.PADTO and p.axis == opt.axis)]
-                yield (*padded, Opt(OptKind.PADTO, opt.axis, amount), Opt(opt.kind, opt.axis, amount), *after)
+        before, after = parent[:at], parent[at + 1 :]
+        yield (*before, *after)
+        if before and before[-1].kind is OptKind.PADTO and before[-1].axis == opt.axis:
+            yield (*before[:-1], *after)
 
 
-def _extensions(ready: UOp, parent: Opts, target: Target) -> Iterator[Opts]:
-    """One opt more at the end."""
-    table = AxisTable.of(ready, target)
-    for opt in parent:
-        table.apply(opt)
-    for more in actions(table):
-        yield (*parent, *more)
+def _exchanges(parent: Opts) -> Iterator[Opts]:
+    """Exchange two tiles that are made one after another: the last one is expanded innermost."""
+    tiles = [at for at, opt in enumerate(parent) if opt.kind in _TILES]
+    for first, second in itertools.pairwise(tiles):
+        changed = list(parent)
+        changed[first], changed[second] = changed[second], changed[first]
+        yield tuple(changed)
+
+
+# ---- opts worth trying -------------------------------------------------------------------------------------
 
 
 def actions(table: AxisTable) -> Iterator[Opts]:
-    """Opts (with the padding that they need) worth trying on a kernel in its present state."""
+    """Opts (with the SWAP or PADTO that they need) worth trying on a kernel in its present state."""
     target = table.target
     lanes = target.lanes(dtypes.float32)
     loops = [a for a in table.of_type(AxisType.LOOP) if isinstance(a.size, int)]
     folds = [a for a in table.of_type(AxisType.REDUCE) if isinstance(a.size, int)]
     for axis in loops:
-        yield from _splits(OptKind.UPCAST, axis, {2, 3, 4, 5, 6, 8, lanes, 2 * lanes, 4 * lanes})
+        yield from _splits(OptKind.UPCAST, axis, (lanes, 4, 2 * lanes, 2, 4 * lanes, 6, 8, 3, 5))
     for axis in folds:
-        yield from _splits(OptKind.UNROLL, axis, {2, 4, 8, lanes, 2 * lanes, 4 * lanes})
-    if loops and target.threads > 1:
-        most = 16 * target.threads
-        for tasks in {0, *[d for d in divisors(_size(loops[0]), most) if d >= target.threads]}:
-            yield (Opt(OptKind.THREAD, loops[0].number, tasks),)
+        yield from _splits(OptKind.UNROLL, axis, (4, lanes, 2, 8, 2 * lanes, 4 * lanes))
+    if target.threads > 1:
+        yield from _tasks(table, loops)
     for group in (loops, folds):
-        for first, second in itertools.pairwise(group):
+        for first, second in itertools.combinations(group, 2):
             yield (Opt(OptKind.SWAP, first.number, second.number),)
+        for first, second in itertools.pairwise(group):
             yield (Opt(OptKind.MERGE, first.number, second.number),)
-    for axis in loops[1:]:
-        for amount in (8, 32):
-            if _size(axis) > amount and _size(axis) % amount == 0:
-                yield (Opt(OptKind.SPLIT, axis.number, amount),)
+    for axis in [*loops, *folds]:
+        if _size(axis) > 8:
+            amounts = (32, 128, 8, 512, 64, 16, 256) if axis in folds else (8, 32, 4, 64, 128)
+            yield from [more for more in _splits(OptKind.SPLIT, axis, amounts) if more[-1].amount]
     if target.has_local:
         for axis in loops:
-            yield from _splits(OptKind.LOCAL, axis, {4, 8, 16, 32})
+            yield from _splits(OptKind.LOCAL, axis, (8, 16, 4, 32))
         for axis in folds:
             for kind in (OptKind.GROUP, OptKind.GROUPTOP):
-                yield from _splits(kind, axis, {8, 16, 32})
+                yield from _splits(kind, axis, (16, 8, 32))
+
+
+def _tasks(table: AxisTable, loops: Sequence[Axis]) -> Iterator[Opts]:
+    """THREAD of the outermost loop, or of another one that is brought there first."""
+    if not loops or table.of_type(AxisType.THREAD):
+        return
+    first, threads = table.of_type(AxisType.LOOP)[0], table.target.threads
+    for axis in loops:
+        bring = () if axis is first else (Opt(OptKind.SWAP, first.number, axis.number),)
+        number = first.number
+        found = [d for d in divisors(_size(axis), 16 * threads) if d >= threads]
+        for tasks in sorted(found, key=lambda n: (n % threads > 0, n))[:4]:
+            yield (*bring, Opt(OptKind.THREAD, number, tasks))
+        for tasks in (threads, 4 * threads):
+            if _size(axis) % tasks and _size(axis) > tasks:
+                yield (*bring, Opt(OptKind.PADTO, number, tasks), Opt(OptKind.THREAD, number, tasks))
+
+
+def _stagings(table: AxisTable) -> Iterator[Opt]:
+    """Every read of a value that a sum uses, copied inside of every loop around outputs. Reads that meet each
+    element once gain nothing."""
+    reads = reads_of(table.ast)
+    reduced = {u for u in table.closers if u.op is Ops.REDUCE}
+    levels = table.of_type(AxisType.THREAD, AxisType.LOOP)
+    for axis in reversed(levels):
+        for number, value in enumerate(reads):
+            if any(value.ranges < r.src[0].ranges for r in reduced):
+                yield Opt(OptKind.STAGE, axis.number, number)
 
 
 def _size(axis: Axis) -> int:
@@ -146,11 +300,11 @@ def _size(axis: Axis) -> int:
     return axis.size
 
 
-def _splits(kind: OptKind, axis: Axis, amounts: set[int]) -> Iterator[Opts]:
+def _splits(kind: OptKind, axis: Axis, amounts: Iterable[int]) -> Iterator[Opts]:
     size = _size(axis)
     if size <= 64:
         yield (Opt(kind, axis.number, 0),)
-    for amount in sorted(amounts):
+    for amount in dict.fromkeys(amounts):
         if 1 < amount < size and size % amount == 0:
             yield (Opt(kind, axis.number, amount),)
         elif amount > 1 and size % amount and round_up(size, amount) < size * 2:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from whit.engine.counters import Work
 from whit.engine.profile import span
-from whit.helpers import BEAM, DEBUG, NOOPT, blake2b, cache_get, cache_put, log
+from whit.helpers import BEAM, DEBUG, NOOPT, TUNED, blake2b, cache_get, cache_put, log
 from whit.runtime.device import Device, Launch, Program
 from whit.uop import UOp
 
 if TYPE_CHECKING:
     from whit.codegen import Generated
+    from whit.codegen.opts import Opt
 
 
 class Kernel(NamedTuple):
@@ -33,35 +34,44 @@ class Kernel(NamedTuple):
 # of a cache entry: flops, bytes, tasks, global and local sizes, length of the name; name and binary follow
 HEADER = Struct("<2Q7QI")
 
-_kernels: dict[tuple[UOp, str, int, int], Kernel] = {}
+_kernels: dict[tuple[UOp, str, int, int, str], Kernel] = {}
 compile_seconds: list[float] = [0.0]
 
 
 def compiled(ast: UOp, device: str) -> Kernel:
     """The kernel of a SINK on a device."""
-    found = _kernels.get((ast, device, BEAM.value, NOOPT.value))
+    found = _kernels.get((ast, device, *_settings()))
     if found is None:
         prepare([(ast, device)])
-        found = _kernels[ast, device, BEAM.value, NOOPT.value]
+        found = _kernels[ast, device, *_settings()]
     return found
+
+
+def _settings() -> tuple[int, int, str]:
+    """What decides which opts a kernel gets."""
+    return BEAM.value, NOOPT.value, TUNED.value
 
 
 def prepare(wanted: Sequence[tuple[UOp, str]]) -> None:
     """Have the kernels of these (SINK, device) ready. While one is being compiled (which does not hold
     Python's lock), codegen goes on with the next."""
     start = time.perf_counter()
-    missing = [w for w in dict.fromkeys(wanted) if (*w, BEAM.value, NOOPT.value) not in _kernels]
+    settings = _settings()
+    missing = [w for w in dict.fromkeys(wanted) if (*w, *settings) not in _kernels]
     entries: list[tuple[UOp, Device, str, bytes | Callable[[], bytes]]] = []
+    todo: list[tuple[UOp, Device, Sequence[Opt] | None]] = []
+    for ast, name in missing:
+        device = Device.get(name)
+        cached = None if DEBUG.value >= 4 else cache_get("kernels", cache_key(ast, device))
+        if cached is not None:
+            entries.append((ast, device, "", cached))
+        else:  # a search measures: it runs before anything compiles in the background
+            todo.append((ast, device, _chosen(ast, device)))
     with contextlib.ExitStack() as stack:
         submit: Callable[..., Any] | None = None
-        for ast, name in missing:
-            device = Device.get(name)
+        for ast, device, opts in todo:
+            made, source = _generate(ast, device, opts)
             key = cache_key(ast, device)
-            cached = cache_get("kernels", key) if DEBUG.value < 4 else None
-            if cached is not None:
-                entries.append((ast, device, "", cached))
-                continue
-            made, source = _generate(ast, device)
             if len(missing) == 1 or DEBUG.value >= 4:
                 entries.append((ast, device, key, _finish(made, source, device)))
                 continue
@@ -74,8 +84,17 @@ def prepare(wanted: Sequence[tuple[UOp, str]]) -> None:
             body = entry if isinstance(entry, bytes) else entry()
             if key:
                 cache_put("kernels", key, body)
-            _kernels[ast, device.name, BEAM.value, NOOPT.value] = _load(ast, device, body)
+            _kernels[ast, device.name, *settings] = _load(ast, device, body)
     compile_seconds[0] += time.perf_counter() - start
+
+
+def _chosen(ast: UOp, device: Device) -> Sequence[Opt] | None:
+    """The opts that TUNED or BEAM ask for; None for those of the heuristics."""
+    if not (BEAM or TUNED.value):
+        return None
+    from whit.engine.beam import chosen
+
+    return chosen(ast, device.name)
 
 
 def clear() -> None:
@@ -98,6 +117,10 @@ def _version() -> str:
 def cache_key(ast: UOp, device: Device) -> str:
     """Name of a kernel's entry in the disk cache: the IR, the machine, the settings and whit's own code."""
     text = f"{HEADER.format}|{device.target.key}|{device.name}|{BEAM.value}|{NOOPT.value}|{_version()}"
+    if BEAM or TUNED.value:
+        from whit.engine.beam import known
+
+        text += f"|{known(ast, device.target.key)}"
     return blake2b(ast.key + text.encode(), digest_size=20).hexdigest()
 
 
@@ -110,16 +133,11 @@ def _load(ast: UOp, device: Device, entry: bytes) -> Kernel:
     return Kernel(ast, device.name, program, Work(name, device.name, flops, nbytes))
 
 
-def _generate(ast: UOp, device: Device) -> tuple[Generated, str]:
+def _generate(ast: UOp, device: Device, opts: Sequence[Opt] | None) -> tuple[Generated, str]:
     """The linear program of a kernel and its source."""
     from whit.codegen import generate
 
     with span("codegen", "compiler"):
-        opts = None
-        if BEAM.value and not NOOPT.value:
-            from whit.engine.beam import search
-
-            opts = search(ast, device.name, BEAM.value)
         made = generate(ast, device.target, opts)
     log(3, f"opts: {made.name}: {', '.join(map(str, made.opts)) or 'none'}")
     source = device.render(made.linear, made.name)

@@ -703,9 +703,9 @@ def _method(function: Callable[..., Any], instance: Any) -> Callable[..., Any]:
 
 
 def _settings() -> Hashable:
-    from whit.helpers import BEAM, NOOPT, TRAINING
+    from whit.helpers import BEAM, NOOPT, TRAINING, TUNED
 
-    return TRAINING.value, BEAM.value, NOOPT.value, JIT.value
+    return TRAINING.value, BEAM.value, NOOPT.value, JIT.value, TUNED.value
 
 
 def _alias_of(tensor: Tensor) -> UOp:
