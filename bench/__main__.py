@@ -2,8 +2,9 @@
 
     python -m bench [--only WORD ...] [--rounds N] [--json FILE] [--plot FILE] [--min] [--list]
 
-Rows that race with their peers run in a worker process, contenders in turns; start-up, compile time and memory
-are measured on whole processes. A ratio is (best peer / whit) in speed, or whit / peer where less is better.
+Rows that race with their peers run in a worker process, contenders in turns; start-up, compile time and
+memory are measured on whole processes. A ratio says how many times as fast as the best peer whit is (>=), or
+how much of the peer's time or memory it takes (<=).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ print both accuracies.
 from __future__ import annotations
 
 import argparse
+import importlib
 import random
 import re
 import subprocess
@@ -14,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from bench.peers import load
 
 ROOT = Path(__file__).parent.parent
 
@@ -32,9 +35,8 @@ def whit_accuracy(data: str, steps: int, path: str | None) -> float:
 
 def torch_accuracy(data: str, steps: int, path: str | None) -> float:
     """The same in PyTorch."""
-    import torch
-    from torch import nn
-
+    torch = load("torch")
+    nn = torch.nn
     torch.manual_seed(0)
     x_train, y_train, x_test, y_test = _tensors(data, path)
     layers: list[Any] = [nn.Conv2d(1, 32, 5), nn.ReLU(), nn.Conv2d(32, 32, 5), nn.ReLU()]
@@ -61,11 +63,9 @@ def torch_accuracy(data: str, steps: int, path: str | None) -> float:
 
 
 def _tensors(data: str, path: str | None) -> list[Any]:
-    import torch
-
+    torch = load("torch")
     sys.path.insert(0, str(ROOT / "examples"))
-    import mnist
-
+    mnist = importlib.import_module("mnist")
     x_train, y_train, x_test, y_test = mnist.load(data, path)
     images = [torch.from_numpy(x.numpy()).float() / 127.5 - 1 for x in (x_train, x_test)]
     labels = [torch.from_numpy(y.numpy()).long() for y in (y_train, y_test)]

@@ -1,4 +1,4 @@
-"""What this machine can do at most: fused multiply-adds a second, and bytes read, written, copied and combined a
+"""What this machine can do at most: fused multiply-adds, and bytes read, written, copied and combined, a
 second. The loops are written as LLVM IR and compiled by llvmlite, for a machine need not have a compiler.
 
     python -m bench.probe
@@ -288,8 +288,9 @@ def describe(machine: Machine) -> str:
     giga = {k: v / 1e9 for k, v in vars(machine).items() if k != "threads"}
     return (
         f"limits: multiply-add {giga['flops_one']:.0f} GFLOP/s on one thread, {giga['flops']:.0f} on "
-        f"{machine.threads}; read {giga['read']:.1f} GB/s, copy {giga['copy']:.1f}, triad {giga['triad']:.1f}, "
-        f"streamed {giga['triad_streamed']:.1f}, streamed write {giga['fill_streamed']:.1f}"
+        f"{machine.threads}; read {giga['read']:.1f} GB/s, copy {giga['copy']:.1f}, "
+        f"triad {giga['triad']:.1f}, streamed {giga['triad_streamed']:.1f}, "
+        f"streamed write {giga['fill_streamed']:.1f}"
     )
 
 

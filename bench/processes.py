@@ -45,7 +45,7 @@ def caches(folder: Path) -> dict[str, str]:
 
 
 def race(rows: list[Row], rounds: int, variables: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """The results of racing rows from a worker; a row that kills the worker is reported and a new one goes on."""
+    """The results of racing rows from a worker; after one that kills it a new worker goes on."""
     left = [row.name for row in rows]
     while left:
         command = [sys.executable, "-m", "bench.worker", str(rounds), *left]

@@ -9,7 +9,7 @@ from bench.table import Figure
 
 
 def plot(machine: Machine, figures: list[Figure], path: Path) -> None:
-    """Write a PNG: operations a second over operations a byte, whit and the best peer, under the machine's roof."""
+    """Write a PNG: operations a second over operations a byte, whit and the best peer, under the roof."""
     import matplotlib
 
     matplotlib.use("Agg")

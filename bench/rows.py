@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class Goal:
-    """`peers`: compared with the best of them ("limit" is the machine's own). `time` False: whit is to be at least
-    `value` times as fast; True: to take at most `value` times as long (or as much). No peers: `value` is the
-    greatest figure itself."""
+    """`peers`: compared with the best of them ("limit" is the machine's own). `time` False: whit is to be at
+    least `value` times as fast; True: to take at most `value` times as long (or as much). No peers: `value`
+    is the greatest figure itself."""
 
     peers: tuple[str, ...]
     value: float
@@ -94,7 +94,56 @@ ATTENTION = [
         group="attention",
     ),
 ]
-ROWS = [*PRODUCTS, *CONVOLUTIONS, *STREAMS, *ATTENTION]
+MODEL = (Goal(("torch",), 1.2), Goal(("torch.compile",), 1.0))
+MODELS = [
+    Row("ResNet-18 inference, batch 1", MODEL, "resnet18", (1,), group="models"),
+    Row("ResNet-18 inference, batch 8", MODEL, "resnet18", (8,), group="models"),
+    Row("MNIST training step, batch 128", MODEL, "mnist_step", (128,), group="models"),
+    Row("MNIST training step, batch 512", MODEL, "mnist_step", (512,), group="models"),
+    Row("GPT training step, 8x256", MODEL, "gpt_step", group="models"),
+]
+
+
+def within(value: float, *peers: str) -> tuple[Goal, ...]:
+    return tuple(Goal((peer,), value, time=True) for peer in peers)
+
+
+START = [
+    Row("import, over bare Python", within(0.2, "tinygrad"), code="import {0}", less_bare=True, rounds=9),
+    Row("first result, cold cache", within(0.3, "tinygrad"), code=FIRST, cache="cold", rounds=5),
+    Row("first result, warm cache", within(0.15, "tinygrad"), code=FIRST, rounds=7),
+    Row("un-jitted small op", within(0.15, "tinygrad"), program="small_op", rounds=3),
+    Row(
+        "TinyJit replay per tiny kernel",
+        (Goal(("torch",), 0.3, time=True), Goal((), 1e-6, time=True)),
+        program="replay",
+        rounds=3,
+    ),
+]
+COMPILE = [
+    Row(
+        "transformer block, schedule + compile, cold", within(0.2, "tinygrad"), program="block", cache="cold"
+    ),
+    Row("transformer block, schedule + compile, warm", within(0.05, "tinygrad"), program="block"),
+    Row("ResNet-18, schedule + compile, cold", within(0.15, "tinygrad"), program="resnet", cache="cold"),
+    Row("ResNet-18, schedule + compile, warm", within(0.02, "tinygrad"), program="resnet"),
+    Row(
+        "GPT training step, first step, cold",
+        within(0.25, "tinygrad") + within(0.5, "torch.compile"),
+        program="gpt_first",
+        cache="cold",
+    ),
+    Row("GPT training step, peak memory", within(1.0, "torch"), program="gpt_memory", unit="bytes"),
+]
+ROWS = [
+    *PRODUCTS,
+    *CONVOLUTIONS,
+    *STREAMS,
+    *ATTENTION,
+    *MODELS,
+    *[replace(row, group="start") for row in START],
+    *[replace(row, group="compile", rounds=1) for row in COMPILE],
+]
 
 
 def matching(words: list[str]) -> list[Row]:

@@ -11,12 +11,23 @@ from bench.rows import Goal, Row
 
 Statistic = Callable[[list[float]], float]
 STATISTICS: dict[str, Statistic] = {"median": statistics.median, "min": min}
-HEADER = f"{'work':44s} {'whit':>9s}  {'limit':>9s} {'share':>5s} {'ratio':>7s}  {'goal':28s} {'':6s}  peers"
+COLUMNS = ("whit", "limit", "share", "ratio", "goal", "", "peers")
+
+
+def columns(name: str, *cells: str) -> str:
+    """A line of the table."""
+    mine, limit, share, ratio, goal, met, peers = cells
+    left = f"{name:44s} {mine:>9s}  {limit:>9s} {share:>5s} {ratio:>7s}"
+    return f"{left}  {goal:24s} {met:6s}  {peers}".rstrip()
+
+
+HEADER = columns("work", *COLUMNS)
 
 
 @dataclass
 class Verdict:
-    """One goal of a row: the ratio that was reached (nan: could not be measured) and whether that is enough."""
+    """One goal of a row: against whom ("" nobody), the ratio that was reached (nan: it could not be measured)
+    and whether that is enough."""
 
     against: str
     ratio: float
@@ -24,10 +35,11 @@ class Verdict:
     time: bool
     met: bool
 
-    def text(self) -> str:
-        """ratio, goal and met or MISSED, as columns."""
-        sign = "<=" if self.time else ">="
-        return f"{self.ratio:7.3g}  {f'{sign} {self.goal:.3g} x {self.against}':28s} {'met' if self.met else 'MISSED':6s}"
+    def cells(self) -> tuple[str, str, str]:
+        """ratio, goal and met or MISSED."""
+        ratio = amount(self.ratio, "s") if not self.against else f"{self.ratio:.3g}"
+        goal = amount(self.goal, "s") if not self.against else f"{self.goal:.3g} x {self.against}"
+        return ratio, f"{'<=' if self.time else '>='} {goal}", "met" if self.met else "MISSED"
 
 
 @dataclass
@@ -64,7 +76,7 @@ def judged(goal: Goal, seconds: dict[str, float], limit: float) -> Verdict:
     """
     mine = seconds["whit"]
     if not goal.peers:
-        return Verdict("(absolute)", mine, goal.value, True, mine <= goal.value)
+        return Verdict("", mine, goal.value, True, mine <= goal.value)
     known = {"limit": limit} if limit else {}
     found = {p: (seconds | known)[p] for p in goal.peers if p in seconds | known}
     if not found:
@@ -119,11 +131,11 @@ def lines(result: Figure) -> str:
     peers = ", ".join(
         f"{name} {amount(value, result.unit)}" for name, value in result.seconds.items() if name != "whit"
     )
-    out = []
-    for number, verdict in enumerate(result.verdicts):
-        name, tail = (result.name, peers) if number == 0 else ("", "")
-        cells = (mine, limit, share) if number == 0 else ("", "", "")
-        out.append(
-            f"{name:44s} {cells[0]:>9s}  {cells[1]:>9s} {cells[2]:>5s} {verdict.text()}  {tail}".rstrip()
-        )
-    return "\n".join(out)
+    first = mine, limit, share
+    rows = [
+        columns(result.name, *first, *verdict.cells(), peers)
+        if number == 0
+        else columns("", "", "", "", *verdict.cells(), "")
+        for number, verdict in enumerate(result.verdicts)
+    ]
+    return "\n".join(rows)

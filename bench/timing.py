@@ -1,4 +1,4 @@
-"""Time contenders against each other: in turns, so that what else the machine does meets all of them alike."""
+"""Time contenders against each other: in turns, so that what else the machine does meets all of them."""
 
 from __future__ import annotations
 
