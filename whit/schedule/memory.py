@@ -28,18 +28,18 @@ def plan(items: Sequence[Lifetime]) -> tuple[list[int], int]:
     ([0, 64, 0], 128)
     """
     offsets = [0] * len(items)
-    placed: list[int] = []
+    placed: list[tuple[int, int, int, int]] = []  # start, stop, first, last: in order of the starts
+    size = 0
     for number in sorted(range(len(items)), key=lambda i: (-items[i].nbytes, i)):
-        item = items[number]
-        taken: list[tuple[int, int]] = []
-        for other in placed:
-            if items[other].first <= item.last and item.first <= items[other].last:
-                bisect.insort(taken, (offsets[other], offsets[other] + items[other].nbytes))
+        nbytes, first, last = items[number]
         offset = 0
-        for start, stop in taken:
-            if offset + item.nbytes <= start:
-                break
-            offset = max(offset, round_up(stop, ALIGN))
+        for start, stop, begin, end in placed:
+            if begin <= last and first <= end:
+                if offset + nbytes <= start:
+                    break
+                if stop > offset:
+                    offset = round_up(stop, ALIGN)
         offsets[number] = offset
-        placed.append(number)
-    return offsets, max((offsets[i] + round_up(items[i].nbytes, ALIGN) for i in range(len(items))), default=0)
+        bisect.insort(placed, (offset, offset + nbytes, first, last))
+        size = max(size, offset + round_up(nbytes, ALIGN))
+    return offsets, size
