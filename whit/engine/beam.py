@@ -71,8 +71,6 @@ def search(ast: UOp, device: str, width: int) -> Opts:
     heuristics; remembered on disk."""
     from whit.codegen.heuristics import choose
     from whit.codegen.lower import prepare
-    from whit.codegen.search import Search
-    from whit.engine.workers import Pool
     from whit.runtime.device import Device
 
     target = Device.get(device).target
@@ -85,6 +83,9 @@ def search(ast: UOp, device: str, width: int) -> Opts:
         if opts is not None and entry.complete and entry.width >= width and entry.base == base:
             return opts
         hints = [] if opts is None else [opts]
+    from whit.codegen.search import Search
+    from whit.engine.workers import Pool
+
     pool = Pool.shared()
     with pool.lock:
         measure = Measure(ast, device, pool)
