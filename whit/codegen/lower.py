@@ -13,6 +13,7 @@ from typing import Any
 
 from whit.codegen.crop import crop_loops
 from whit.codegen.decompose import decompose
+from whit.codegen.keep import keep_values
 from whit.codegen.masks import simplify_masks
 from whit.codegen.simplify import simplify_values_pass
 from whit.codegen.stages import lower_stages
@@ -327,6 +328,7 @@ def _decompose(ast: UOp, target: Target) -> UOp:
 def lower_passes() -> tuple[Pass, ...]:
     """The pipeline between opts and `linearize`; each pass takes the Target as its context."""
     return (
+        Pass("keep values", keep_values, "tiled", "tiled", "what two loops compute comes from scratch"),
         Pass(
             "bind specials",
             lambda u, _: nest_stores(bind_specials(lower_stages(group_reduces(u)))),
