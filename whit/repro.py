@@ -22,7 +22,7 @@ from whit.engine.validate import as_array, compare, written
 from whit.helpers import DEV, ArgumentError, WhitError
 from whit.runtime.device import Buffer, Device, Launch, Program
 from whit.schedule import schedule
-from whit.uop import DType, Ops, UOp
+from whit.uop import AxisType, DType, Ops, UOp
 from whit.uop.spec import verify
 from whit.uop.text import parse
 from whit.uop.uop import variables_of
@@ -54,9 +54,16 @@ def level_of(root: UOp) -> str:
     """What a root is: "kernel", "tiled" (after opts), "linear", "schedule" or "tensor"."""
     if root.op is Ops.LINEAR:
         return "schedule" if root.src and all(s.op is Ops.CALL for s in root.src) else "linear"
-    if root.op is Ops.SINK and root.src and any(n.op is Ops.PARAM for n in root.toposort()):
-        return "tiled" if root.arg is not None else "kernel"
+    nodes = root.toposort()
+    if root.op is Ops.SINK and root.src and any(n.op is Ops.PARAM for n in nodes):
+        return "tiled" if root.arg is not None or any(_comes_from_opts(n) for n in nodes) else "kernel"
     return "tensor"
+
+
+def _comes_from_opts(node: UOp) -> bool:
+    if node.op is Ops.RANGE:
+        return node.arg.axis not in (AxisType.LOOP, AxisType.REDUCE)
+    return node.op in (Ops.LOCAL, Ops.SPECIAL)
 
 
 def run(root: UOp, device: str, seed: int = 0, values: dict[str, int] | None = None) -> list[Output]:

@@ -48,7 +48,8 @@ def run_and_compare(step: Step) -> None:
 
 def written(ast: UOp) -> dict[int, DType]:
     """Slot -> dtype of the buffers that a kernel stores to."""
-    return {u.src[0].arg.slot: u.src[0].dtype for u in ast.toposort() if u.op is Ops.STORE}
+    stores = [u for u in ast.toposort() if u.op is Ops.STORE and u.src[0].op is Ops.PARAM]
+    return {u.src[0].arg.slot: u.src[0].dtype for u in stores}
 
 
 def compare(got: bytearray, expected: bytearray, dtype: DType, where: str) -> None:
