@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
+from whit.codegen.blocking import block
 from whit.codegen.costs import (
     MOST_CODE,
     best_sweep,
@@ -32,6 +33,7 @@ from whit.codegen.costs import (
     walks_lines,
 )
 from whit.codegen.opts import Axis, Opt, OptKind, axes
+from whit.codegen.rows import rows
 from whit.codegen.scopes import Kernel, Scope
 from whit.codegen.target import Target
 from whit.helpers import NOOPT, ceildiv, round_up
@@ -301,9 +303,13 @@ def choose(ast: UOp, target: Target) -> tuple[Opt, ...]:
     if NOOPT or any(axis.size == 0 for axis in axes(ast)):  # loops that never run need no care
         return ()
     k = Kernel(ast, target)
+    if rows(k):
+        return tuple(k.table.opts)
     nest(k)
     work = sum(k.work(scope) for scope in k.scopes)
     merge(k)
+    if block(k):
+        return tuple(k.table.opts)
     vector, vectors = choose_vector(k)
     hot = max(k.scopes, key=k.work)
     tile: dict[int, int] = {}

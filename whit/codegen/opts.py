@@ -22,7 +22,7 @@ from whit.codegen.target import Target
 from whit.helpers import WhitError, prod, round_up
 from whit.uop import AxisType, Ops, RangeArg, Sint, UOp, dtypes
 from whit.uop.ops import identity
-from whit.uop.symbolic import _simplify_node, conditions_of, conjunction, simplify
+from whit.uop.symbolic import _simplify_node, conditions_of, conjunction, linear_form, simplify
 from whit.uop.text import arg_class
 
 
@@ -44,6 +44,7 @@ class OptKind(enum.Enum):
     SWAP = "exchange the places (and numbers) of two axes of one type; `amount` is the other axis"
     MERGE = "one axis in the place of two of one type; `amount` is the inner axis"
     PADTO = "round the size up to a multiple of `amount`; what is beyond the end is masked"
+    ACCUMULATE = "a sum is cut into `amount` long pieces by a LOOP that adds each to the stored result"
     STAGE = "inside of the axis, a LOOP or THREAD, read `amount` comes from scratch that is filled there once"
 
     def __repr__(self) -> str:
@@ -77,7 +78,8 @@ class Opt:
         words = text.split()
         if len(words) == 5 and words[0] in OptKind.__members__ and words[1] == "axis":
             kind = OptKind[words[0]]
-            if words[2].isdigit() and words[4].isdigit() and words[3] == _WORDS.get(kind, "by"):
+            numbers = all(n.isascii() and n.isdigit() and len(n) <= 18 for n in (words[2], words[4]))
+            if numbers and words[3] == _WORDS.get(kind, "by"):
                 return Opt(kind, int(words[2]), int(words[4]))
         raise OptError(
             f"opt {text!r}",
@@ -148,6 +150,7 @@ class Axis:
     owners: frozenset[UOp]  # the ENDs and REDUCEs that close it
     roots: tuple[UOp, ...]  # the RANGEs of the unoptimised kernel whose value depends on it
     made_of: tuple[str, Axis, Axis | None, int] | None = None
+    accumulates: UOp | None = None  # the REDUCE whose pieces this LOOP adds up in the result
 
 
 @dataclass(slots=True)
@@ -172,7 +175,7 @@ class AxisTable:
         table = AxisTable(ast, target)
         owners: dict[UOp, set[UOp]] = {}
         for node in ast.toposort():
-            if node.op is Ops.END or node.op is Ops.REDUCE:
+            if node.op is Ops.END or node.op is Ops.REDUCE or node.op is Ops.STAGE:
                 table.closers.append(node)
                 for r in node.src[1:]:
                     owners.setdefault(r, set()).add(node)
@@ -200,6 +203,12 @@ class AxisTable:
         axis = self.axes.get(opt.axis)
         if axis is None:
             raise OptError(f"{opt}", because=f"the kernel has no axis {opt.axis}", fix=f"its axes are {self}")
+        if axis.accumulates and opt.kind not in (OptKind.SWAP, OptKind.STAGE):
+            raise OptError(
+                f"{opt}",
+                because="the axis adds to the stored result, one piece after another",
+                fix="choose another axis, or a SPLIT before ACCUMULATE",
+            )
         if opt.kind in _TWO_AXES:
             self._two_axes(opt, axis)
         elif opt.kind is OptKind.PADTO:
@@ -235,7 +244,10 @@ class AxisTable:
                 because=f"{amount} does not divide the size {size}",
                 fix=f"first apply {Opt(OptKind.PADTO, axis.number, max(amount, 1))}",
             )
+        if opt.kind in (OptKind.GROUP, OptKind.GROUPTOP) and any(n.op is not Ops.REDUCE for n in axis.owners):
+            raise OptError(f"{opt}", because="each work-item fills its own scratch", fix="share a sum")
         self._check_target(opt, axis, amount)
+        summed = self._summed(opt, axis, amount) if opt.kind is OptKind.ACCUMULATE else None
         top = opt.kind in _TOP
         inner_size = size // amount if top else amount
         outer_size = size // inner_size
@@ -254,8 +266,29 @@ class AxisTable:
         keeps, new = (number, axis.number) if top else (axis.number, number)
         outer = Axis(keeps, outer_type or axis.type, outer_size, axis.owners, axis.roots)
         inner = Axis(new, inner_type or axis.type, inner_size, axis.owners, axis.roots)
+        if summed is not None:
+            outer.owners, outer.accumulates = frozenset(), summed
         axis.made_of = ("split", outer, inner, inner_size)
         self.axes[keeps], self.axes[new] = outer, inner
+
+    def _summed(self, opt: Opt, axis: Axis, amount: int) -> UOp:
+        """The sum over an axis, if adding up its pieces in the stored result gives the same."""
+        why = ""
+        ends, reduces = self.ast.src, [n for n in self.closers if n.op is Ops.REDUCE]
+        store = ends[0].src[0] if ends[0].op is Ops.END else ends[0]
+        if len(ends) != 1 or len(reduces) != 1:
+            why = "the kernel has other sums or stores"
+        elif reduces[0].arg.op is not Ops.ADD or reduces[0].dtype is not store.src[0].dtype:
+            why = "the result has no place for partial sums: another operation or dtype"
+        elif ends[0].op is Ops.END and reduces[0].ranges != frozenset(ends[0].src[1:]):
+            why = "not every element of the result has a sum of its own"
+        elif any(n.op is Ops.INDEX and n.src[0] is store.src[0] for n in self.ast.toposort()):
+            why = "the kernel reads the old result"
+        elif not 1 < amount < _static(opt, axis) or any(a.accumulates for a in self.axes.values()):
+            why = "it takes one axis, cut into at least two pieces of more than one step"
+        if why:
+            raise OptError(f"{opt}", because=why, fix="leave ACCUMULATE out")
+        return reduces[0]
 
     def _check_target(self, opt: Opt, axis: Axis, amount: int) -> None:
         kind, target = opt.kind, self.target
@@ -330,6 +363,10 @@ class AxisTable:
             axis.number, other.number = other.number, axis.number
             self.axes[axis.number], self.axes[other.number] = axis, other
             return
+        if any(node.op is Ops.STAGE for node in axis.owners | other.owners):
+            raise OptError(
+                f"{opt}", because="one fills scratch, whose order is fixed", fix="merge other axes"
+            )
         outer_size, inner_size = _static(opt, axis), _static(opt, other)
         if axis.owners != other.owners:
             raise OptError(
@@ -363,6 +400,12 @@ class AxisTable:
                 f"{opt}",
                 because=f"size {size} would become {wanted}, mostly waste",
                 fix="use a smaller multiple",
+            )
+        if any(node.op is Ops.STAGE and node.src[1] not in axis.roots for node in axis.owners):
+            raise OptError(
+                f"{opt}",
+                because="the axis fills the inner part of scratch, whose order is fixed",
+                fix="use an amount that divides the size",
             )
         padded = Axis(axis.number, axis.type, wanted, axis.owners, axis.roots)
         axis.made_of = ("pad", padded, None, 1)
@@ -412,7 +455,7 @@ class AxisTable:
 
 _TWO_AXES = frozenset({OptKind.SWAP, OptKind.MERGE})
 _TOP = frozenset(
-    {OptKind.THREAD, OptKind.GROUPTOP}
+    {OptKind.THREAD, OptKind.GROUPTOP, OptKind.ACCUMULATE}
 )  # the amount counts the outer part, which changes its type
 _LOOP, _REDUCE = (AxisType.LOOP,), (AxisType.REDUCE,)
 # kind -> (types it takes, new type of the inner part, new type of the outer part); None keeps the type
@@ -424,6 +467,7 @@ _SPLITS: dict[OptKind, tuple[tuple[AxisType, ...], AxisType | None, AxisType | N
     OptKind.GROUPTOP: (_REDUCE, None, AxisType.GROUP_REDUCE),
     OptKind.THREAD: (_LOOP, None, AxisType.THREAD),
     OptKind.SPLIT: (_LOOP + _REDUCE, None, None),
+    OptKind.ACCUMULATE: (_REDUCE, None, AxisType.LOOP),
 }
 
 
@@ -433,8 +477,8 @@ def tile_limit(target: Target) -> int:
 
 
 def _inside(node: UOp) -> frozenset[UOp]:
-    """The RANGEs on which the body of a REDUCE or END depends."""
-    return node.src[0].ranges if node.op is Ops.REDUCE else frozenset(node.src[1:])
+    """The RANGEs on which the body of a REDUCE, END or STAGE depends."""
+    return frozenset(node.src[1:]) if node.op is Ops.END else node.src[0].ranges
 
 
 def _sizes(found: Iterable[Axis]) -> list[int]:
@@ -494,6 +538,7 @@ class _Builder:
     def build(self) -> UOp:
         table, new = self.table, self.new
         stores = {end.src[0]: end.src[1:] for end in table.ast.src if end.op is Ops.END}
+        step = next((a for a in table.axes.values() if a.accumulates), None)
         for node in table.ast.toposort():
             if node in new:
                 continue
@@ -504,16 +549,21 @@ class _Builder:
             op = node.op
             if op is Ops.REDUCE:
                 new[node] = self.reduce(node)
+            elif op is Ops.STAGE:
+                new[node] = node.replace(src=(new[src[0]], *self.filling(src[1:])))
             elif op is Ops.END:
-                new[node] = new[src[0]].end(*self.present(src[1:]))
+                steps = [self.expression(step)] if step is not None else []
+                around = sorted([*self.present(src[1:]), *steps], key=lambda r: (r.arg.axis, r.arg.uid))
+                new[node] = new[src[0]].end(*around)
             elif op is Ops.INDEX:
                 mask = new[src[2]] if len(src) > 2 else None
                 new[node] = self.access(node, (new[src[0]], new[src[1]]), mask, src[1].ranges)
             elif op is Ops.STORE:
                 mask = new[src[3]] if len(src) > 3 else None
-                new[node] = self.access(
+                result = self.access(
                     node, (new[src[0]], new[src[1]], new[src[2]]), mask, stores.get(node, ())
                 )
+                new[node] = result if step is None else self.accumulated(result, step)
             else:
                 new[node] = _simplify_node(node, tuple([new[s] for s in src]))
         sink = new[table.ast]
@@ -527,6 +577,15 @@ class _Builder:
         found = {leaf for root in roots for leaf in self.leaves[root]}
         return sorted(found, key=lambda r: (r.arg.axis, r.arg.uid))
 
+    def filling(self, roots: Sequence[UOp]) -> list[UOp]:
+        """The RANGEs that fill scratch, so that the number of an element stays what it was: the mixed radix of the
+        roots, outermost first."""
+        return [
+            leaf
+            for root in roots
+            for leaf, _ in sorted(linear_form(self.new[root])[0].items(), key=lambda item: -item[1])
+        ]
+
     def access(self, node: UOp, src: tuple[UOp, ...], mask: UOp | None, roots: Iterable[UOp]) -> UOp:
         if self.masks:
             padded = sorted([root for root in roots if root in self.masks], key=lambda r: r.arg.uid)
@@ -535,6 +594,22 @@ class _Builder:
             return UOp(node.op, node.dtype, src)
         return _unmasked_read(node, src, mask) or UOp(node.op, node.dtype, (*src, mask))
 
+    def accumulated(self, store: UOp, step: Axis) -> UOp:
+        """A store that adds to its element at every step but the first; what follows the sum comes last.
+
+        Before:  STORE(p, i, f(REDUCE(v, k; ADD)))
+        After:   s = REDUCE(v, k; ADD) + INDEX(p, i, 0 < step);  STORE(p, i, WHERE(step == n - 1, f(s), s))
+        """
+        assert step.accumulates is not None and isinstance(step.size, int)
+        part, number = self.new[step.accumulates], self.expression(step)
+        mask = conjunction(*store.src[3:], UOp.index(0).lt(number))
+        assert mask is not None
+        total = part + UOp(Ops.INDEX, part.dtype, (*store.src[:2], mask))
+        value = store.src[2].substitute({part: total})
+        if store.src[2] is not part:
+            value = number.equal(step.size - 1).where(value, total)
+        return store.replace(src=(*store.src[:2], value, *store.src[3:]))
+
     def reduce(self, node: UOp) -> UOp:
         value = self.new[node.src[0]]
         masked = [root for root in node.src[1:] if root in self.masks]
@@ -542,7 +617,8 @@ class _Builder:
             inside = conjunction(*[m for root in masked for m in self.masks[root]])
             assert inside is not None
             value = inside.where(value, UOp.const(identity(node.arg.op, node.dtype), node.dtype))
-        return UOp(Ops.REDUCE, node.dtype, (value, *self.present(node.src[1:])), node.arg)
+        ranges = [r for r in self.present(node.src[1:]) if r.arg.axis.is_reduce]
+        return UOp(Ops.REDUCE, node.dtype, (value, *ranges), node.arg)
 
 
 def _unmasked_read(node: UOp, src: tuple[UOp, ...], mask: UOp) -> UOp | None:
@@ -556,7 +632,7 @@ def _unmasked_read(node: UOp, src: tuple[UOp, ...], mask: UOp) -> UOp | None:
         return None
     varying = {r for r in mask.ranges if r.arg.axis.is_tile} - src[1].ranges
     low, high = src[1].bounds
-    if not varying or low < 0 or high >= src[0].arg.size:
+    if not varying or low < 0 or src[0].op is not Ops.PARAM or high >= src[0].arg.size:
         return None
     parts = conditions_of(mask)
     moved = conjunction(*[c for c in parts if not varying.isdisjoint(c.ranges)])

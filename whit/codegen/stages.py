@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from whit.codegen.target import Target
 from whit.helpers import ceildiv, round_up
-from whit.uop import AxisType, LocalArg, Ops, RangeArg, StageArg, UOp, dtypes
+from whit.uop import AxisType, LocalArg, Op, Ops, RangeArg, StageArg, UOp, dtypes
 from whit.uop.symbolic import conjunction, linear_form, simplify
 
 ROW_CONFLICT = 512  # bytes: rows at multiples of this fight for the same sets of a cache
@@ -75,7 +75,9 @@ class Level:
 def stage_reads(sink: UOp, wanted: Iterable[tuple[UOp, Level]], target: Target) -> UOp:
     """The kernel with these values (nodes of it) read from scratch that is filled at their levels."""
     order = sink.toposort()
-    vectors = frozenset(
+    # rows of a tile that lie side by side in scratch already are the vectors of the whole kernel
+    vectors = frozenset([r for u in order if u.op is Ops.STAGE for r in u.ranges if r.arg.axis.is_tile])
+    vectors = vectors or frozenset(
         [
             term
             for end in sink.src
@@ -86,10 +88,32 @@ def stage_reads(sink: UOp, wanted: Iterable[tuple[UOp, Level]], target: Target) 
     uid = max([u.arg.uid for u in order if u.op is Ops.RANGE], default=-1) + 1
     changes: dict[UOp, UOp] = {}
     for number, (value, level) in enumerate(wanted):
-        layout = _Layout(value, level, vectors, target.lanes(value.dtype))
-        changes[value] = layout.staged(number, uid)
+        halves = _halves(value, level, uid)
+        uid += 2 * len(halves)
+        whole = {r: outer * _size([inner]) + inner for r, (outer, inner) in halves.items()}
+        layout = _Layout(simplify(value.substitute(whole)), level, vectors, target.lanes(value.dtype))
+        layout.keep_together(halves.values())
+        read = layout.staged(number, uid)
+        back: dict[UOp, UOp] = {}
+        for r, (outer, inner) in halves.items():
+            back |= {outer: r // _size([inner]), inner: r % _size([inner])}
+        changes[value] = read.replace(src=(read.src[0], simplify(read.src[1].substitute(back))))
         uid += 2 * len(layout.closed) + 2
     return sink.substitute(changes)
+
+
+def _halves(value: UOp, level: Level, uid: int) -> dict[UOp, tuple[UOp, UOp]]:
+    """Ranges that enter the source's index as r // n and r % n: each becomes a range over the blocks and one
+    inside of a block, which walks through neighbours."""
+    found: dict[UOp, tuple[UOp, UOp]] = {}
+    for term in _source_steps(value, Ops.FLOORMOD):
+        r, n = term.src
+        if r.op is Ops.RANGE and n.op is Ops.CONST and not r.arg.axis.is_tile and level.closes(r):
+            size = _size([r])
+            if r not in found and size % n.arg == 0 and size > n.arg:
+                pair = _range(uid, size // n.arg, r.arg.axis), _range(uid + 1, n.arg, r.arg.axis)
+                found[r], uid = pair, uid + 2
+    return found
 
 
 def _store_of(end: UOp) -> UOp:
@@ -112,13 +136,16 @@ class _Layout:
         vector = next((r for r in self.closed if r in vectors), None)
         self.run = self._run(vector)
         self.rows = [r for r in self.closed if r not in self.run]
-        if (
-            vector is not None and vector in self.rows
-        ):  # the run is turned around: its rows lie along the vector
-            self.rows.remove(vector)
-            self.inner = [vector]
-        else:
-            self.inner = []
+        # a run along another axis than the vector is turned around: the vector is innermost
+        self.inner = [r for r in self.rows if r is vector]
+        self.rows = [r for r in self.rows if r is not vector]
+
+    def keep_together(self, halves: Iterable[tuple[UOp, UOp]]) -> None:
+        """Put the blocks of a cut axis next to the inside of a block: the reader sees one axis again."""
+        for outer, inner in halves:
+            if outer in self.rows:
+                self.rows.remove(outer)
+                self.rows.insert(self.rows.index(inner) if inner in self.rows else len(self.rows), outer)
 
     def _run(self, vector: UOp | None) -> list[UOp]:
         """Ranges that together walk through neighbours of the source, outermost first."""
@@ -151,6 +178,8 @@ class _Layout:
         room = round_up(size, width)
         if not self.inner and room * self.value.dtype.itemsize % ROW_CONFLICT == 0 and self.rows:
             room += width
+        if not self.inner:  # a few vectors at a time; what is turned around is a square already
+            width *= max(n for n in (1, 2, 3, 4) if room % (n * width) == 0)
         outer = _range(uid + len(fills), room // width, AxisType.LOOP)
         lane = _range(uid + len(fills) + 1, width, AxisType.UPCAST)
         at, left = outer * width + lane, size
@@ -184,10 +213,10 @@ def _range(uid: int, size: int, axis: AxisType) -> UOp:
     return UOp(Ops.RANGE, dtypes.index, (UOp.index(size),), RangeArg(uid, axis))
 
 
-def _source_steps(value: UOp) -> dict[UOp, int]:
-    """Factors of the ranges in the index of the read that the value is made of."""
+def _source_steps(value: UOp, op: Op = Ops.RANGE) -> dict[UOp, int]:
+    """Factors of the ranges (or terms of another op) in the index of the read that the value is made of."""
     read = next(u for u in value.toposort() if u.op is Ops.INDEX)
-    return {term: factor for term, factor in linear_form(read.src[1])[0].items() if term.op is Ops.RANGE}
+    return {term: factor for term, factor in linear_form(read.src[1])[0].items() if term.op is op}
 
 
 def _gated(value: UOp, mask: UOp | None, renamed: dict[UOp, UOp]) -> UOp:

@@ -1,0 +1,370 @@
+"""Blocks of products: loops, register tile and packed operands for a sum of products with reuse.
+
+    C[m, n] = sum_k A[m, k] * B[k, n]
+
+also batched, transposed, and as a convolution, where the index of B is a window and k stands for several
+ranges.
+
+*Columns* are the reads that depend on the vector axis n, *rows* the others; m is an axis on which only
+rows depend. The nest becomes
+
+    tasks, outer loops, blocks of m [pack the rows of a block], n [pack a panel of columns], tiles of m, k
+
+so that a panel is used by every tile of a block while it is in the caches. `Blocking.cycles` ranks the choices.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from whit.codegen.opts import Axis, AxisTable, Opt, OptError, OptKind
+from whit.codegen.scopes import Kernel
+from whit.codegen.stages import reads_of
+from whit.codegen.target import Target
+from whit.helpers import ceildiv, prod, round_up
+from whit.uop import AxisType, Ops, UOp
+from whit.uop.symbolic import linear_form
+
+LEAST_WORK = 1 << 14  # multiplications below which packing does not pay
+THREAD_WORK = 1 << 18  # multiplications below which a second thread does not pay
+COPY, TURN, GATHER = 0.25, 0.4, 1.5  # cycles to pack an element: as it lies, turned around, one by one
+ROOM = 0.45  # of the second cache that a block of packed rows takes
+NEAR, FAR = 0.02, 0.12  # cycles per byte from the second cache, and from beyond it
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The reduction to block: its axes by role and the values that are read in it, with their numbers."""
+
+    target: Target
+    m: Axis
+    n: Axis
+    outer: tuple[Axis, ...]
+    folded: int  # how many products are summed up
+    fold: Axis  # the longest axis of the sum
+    rows: tuple[tuple[int, UOp], ...]
+    columns: tuple[tuple[int, UOp], ...]
+    itemsize: int
+    packing: float = COPY  # cycles to pack an element of the columns
+
+    @property
+    def size_m(self) -> int:
+        """Rows."""
+        return _size(self.m)
+
+    @property
+    def size_n(self) -> int:
+        """Columns."""
+        return _size(self.n)
+
+    @property
+    def lanes(self) -> int:
+        """Elements of the accumulator's type in a vector."""
+        return max(1, self.target.vector_bytes // self.itemsize)
+
+    @property
+    def rows_run_along_m(self) -> bool:
+        """Whether neighbours of the rows in memory are neighbours along m."""
+        return any(_steps(value).get(self.m.roots[-1]) == 1 for _, value in self.rows)
+
+    @property
+    def rows_odd(self) -> bool:
+        """Whether the index of the rows has more than factors of axes: it is best evaluated once."""
+        reads = [u for _, value in self.rows for u in value.toposort() if u.op is Ops.INDEX]
+        return any(t.op is not Ops.RANGE for read in reads for t in linear_form(read.src[1])[0])
+
+    @property
+    def batches(self) -> int:
+        """How often the whole is done."""
+        return int(prod([_size(a) for a in self.outer]))
+
+
+def _size(axis: Axis) -> int:
+    assert isinstance(axis.size, int)
+    return axis.size
+
+
+def _steps(value: UOp) -> dict[UOp, int]:
+    """Factors in the index of the read that a value is made of."""
+    return linear_form(next(u for u in value.toposort() if u.op is Ops.INDEX).src[1])[0]
+
+
+def depends(value: UOp, axis: Axis) -> bool:
+    """Whether a value of the unoptimised kernel changes along an axis."""
+    return not value.ranges.isdisjoint(axis.roots)
+
+
+def find_product(k: Kernel) -> Product | None:
+    """The kernel's one reduction as rows times columns; None if it has another form or nothing to reuse."""
+    table, target = k.table, k.target
+    reduces = [node for node in table.closers if node.op is Ops.REDUCE]
+    loops = table.of_type(AxisType.LOOP)
+    if len(reduces) != 1 or reduces[0].arg.op is not Ops.ADD or reduces[0].src[0].op is not Ops.MUL:
+        return None
+    reduce = reduces[0]
+    folds = table.of_type(AxisType.REDUCE)
+    if any(not isinstance(a.size, int) for a in (*loops, *folds)) or any(
+        end.op is not Ops.END for end in table.ast.src
+    ):
+        return None
+    if any(not depends(reduce, a) or any(end not in a.owners for end in table.ast.src) for a in loops):
+        return None
+    inside = set(reduce.toposort())
+    values = [(number, value) for number, value in enumerate(reads_of(table.ast)) if value in inside]
+    values = [(number, value) for number, value in values if any(depends(value, a) for a in folds)]
+    n = _neighbours(table.ast, loops)
+    if n is None or len(values) < 2:
+        return None
+    columns = tuple([item for item in values if depends(item[1], n)])
+    rows = tuple([item for item in values if not depends(item[1], n)])
+    own = [
+        a for a in loops if not any(depends(v, a) for _, v in columns) and any(depends(v, a) for _, v in rows)
+    ]
+    if not rows or not columns or not own:
+        return None
+    m = max(own, key=_size)
+    outer = tuple([a for a in loops if a is not m and a is not n])
+    folded = prod([_size(a) for a in folds])
+    fold = max(folds, key=_size)
+    p = Product(target, m, n, outer, folded, fold, rows, columns, reduce.dtype.itemsize)
+    return replace(p, packing=_packing(p))
+
+
+def _neighbours(ast: UOp, loops: Sequence[Axis]) -> Axis | None:
+    """The axis along which the first store writes neighbours."""
+    terms, _ = linear_form(ast.src[0].src[0].src[1])
+    last = {term for term, factor in terms.items() if factor == 1 and term.op is Ops.RANGE}
+    return next((a for a in loops if last & {a.roots[-1]}), None)
+
+
+# ---- the choice --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """Sizes: `tile_m` rows and `tile_n` columns in registers, `block` tiles of m in a block (0: all), the
+    sum in `pieces`, `tasks` on the axis `shared` ("m", "n", "outer" or ""); whether rows and columns are
+    packed."""
+
+    tile_m: int
+    tile_n: int
+    block: int = 0
+    pieces: int = 1
+    shared: str = ""
+    tasks: int = 1
+    pack_rows: bool = True
+    pack_columns: bool = True
+
+    def cycles(self, p: Product) -> float:
+        """Estimated cycles of the slowest thread."""
+        tiles_m, tiles_n = ceildiv(p.size_m, self.tile_m), ceildiv(p.size_n, self.tile_n)
+        block = self.block or tiles_m
+        blocks = ceildiv(tiles_m, block)
+        work = p.batches * blocks * block * tiles_n * self._tile(p, block)
+        if self.pack_rows:
+            work += self._row_copies(p) * blocks * block * self.tile_m * p.folded * COPY
+        if self.pack_columns:
+            work += p.batches * blocks * tiles_n * self.tile_n * p.folded * p.packing
+        threads = p.target.threads if self.tasks > 1 else 1
+        return float(work * ceildiv(self.tasks, threads) / self.tasks)
+
+    def _tile(self, p: Product, block: int) -> float:
+        """Cycles of one register tile."""
+        depth, total = p.folded // self.pieces, self.tile_m * ceildiv(self.tile_n, p.lanes)
+        cycles = depth * self.step(p)
+        if not self.pack_rows and p.size_m % self.tile_m:
+            cycles *= 1.6  # each element of the rows is read under a mask
+        panel, strip = depth * self.tile_n * p.itemsize, depth * self.tile_m * p.itemsize
+        near = panel + strip * (block if self.pack_rows else 1) <= ROOM * p.target.l2_bytes
+        cycles += (panel + strip) * (NEAR / 4 if near else FAR / 2)
+        return float(self.pieces * (cycles + 8 + total * (4 if self.pieces == 1 else 12)))
+
+    def step(self, p: Product) -> float:
+        """Cycles of one step of the sum for a register tile, all operands at hand."""
+        vectors = ceildiv(self.tile_n, p.lanes)
+        loads = self.tile_m + vectors * (1.0 if self.pack_columns else 2.0 if p.packing == COPY else p.lanes)
+        total = self.tile_m * vectors
+        cycles = max(total / 2, loads / 2, 4.0 * min(1.0, total / 8)) + 0.4
+        # strips share cache lines with their neighbours, or are copied in short vectors
+        return float(cycles * 1.3 if p.rows_run_along_m and self.tile_m % 8 else cycles)
+
+    def per_product(self, p: Product) -> float:
+        """Cycles of a product in the middle of a tile, what the edges waste included."""
+        return float(self.step(p) * ceildiv(p.size_m, self.tile_m) * ceildiv(p.size_n, self.tile_n))
+
+    def _row_copies(self, p: Product) -> int:
+        """How often all rows are packed."""
+        outer = [a for a in p.outer if any(depends(value, a) for _, value in p.rows)]
+        copies: int = prod([_size(a) for a in outer])
+        again = self.shared == "n" or (self.shared == "outer" and p.outer[0] not in outer)
+        return copies * self.tasks if again else copies
+
+
+def _packing(p: Product) -> float:
+    """Cycles to pack an element of the columns."""
+    costs = [COPY]
+    for _, value in p.columns:
+        terms = _steps(value)
+        if terms.get(p.n.roots[-1]) != 1:
+            costs.append(TURN if any(f == 1 and t.op is Ops.RANGE for t, f in terms.items()) else GATHER)
+    return max(costs)
+
+
+def best_blocking(p: Product, pieces: bool = True) -> Blocking | None:
+    """The blocking of least cost: first register tiles by themselves, then all else for the best of them."""
+    tiles = sorted(_tiles(p), key=lambda b: b.per_product(p))[:8]
+    return min(
+        [b for tile in tiles for b in _variants(p, tile, pieces)], key=lambda b: b.cycles(p), default=None
+    )
+
+
+def _tiles(p: Product) -> Iterator[Blocking]:
+    registers = p.target.vector_registers
+    for vectors in (1, 2, 3, 4):
+        if vectors > 1 and (vectors - 1) * p.lanes >= p.size_n:
+            break
+        most = min((registers - 1 - vectors) // vectors, 14, p.size_m)
+        for tile_m in range(max(1, most // 2), most + 1):
+            yield Blocking(tile_m, vectors * p.lanes)
+
+
+def _variants(p: Product, tile: Blocking, pieces: bool) -> Iterator[Blocking]:
+    tiles_m, tiles_n = ceildiv(p.size_m, tile.tile_m), ceildiv(p.size_n, tile.tile_n)
+    threads = p.target.threads if p.batches * p.size_m * p.size_n * p.folded >= THREAD_WORK else 1
+    for cut in _pieces(p) if pieces else [1]:
+        for block, (shared, tasks) in itertools.product(
+            _blocks(p, tile, cut, tiles_m), _shares(p, threads, tiles_n)
+        ):
+            if shared == "m":
+                tasks = ceildiv(tiles_m, block) if block else 1
+                if tasks < threads:
+                    continue
+            has_place = bool(shared or block or p.outer or cut > 1)
+            yield replace(
+                tile,
+                block=block,
+                pieces=cut,
+                shared=shared,
+                tasks=tasks,
+                pack_rows=tiles_n >= (1 if p.rows_odd else 3) and has_place,
+                pack_columns=(block or tiles_m) >= 2,
+            )
+
+
+def _pieces(p: Product) -> list[int]:
+    """Into how many pieces to cut the sum: so that one is a few hundred steps long."""
+    size, rest = _size(p.fold), p.folded // _size(p.fold)
+    found = [n for n in range(2, 65) if size % n == 0 and size > n and 192 <= size // n * rest <= 768]
+    return [1, *found[:3]]
+
+
+def _blocks(p: Product, tile: Blocking, pieces: int, tiles_m: int) -> list[int]:
+    """How many tiles of rows make a block: all, or what fits the second cache in a few sizes."""
+    depth = p.folded // pieces * p.itemsize
+    room = min(ROOM * p.target.l2_bytes, p.target.scratch_bytes) - depth * tile.tile_n
+    most = max(1, int(room / (depth * tile.tile_m)))
+    found = {0} if most >= tiles_m else set()
+    for parts in (1, 2, 4):
+        found |= {ceildiv(tiles_m, parts * p.target.threads)}
+    found |= {ceildiv(tiles_m, round_up(ceildiv(tiles_m, most), p.target.threads))}
+    return sorted([b for b in found if b <= most and (1 < b < tiles_m or b == 0)])
+
+
+def _shares(p: Product, threads: int, tiles_n: int) -> list[tuple[str, int]]:
+    """What the tasks can be: blocks of m, pieces of n, or an outer axis."""
+    if threads < 2:
+        return [("", 1)]
+    found = [("m", 0)]
+    found += [("n", parts * threads) for parts in (1, 2, 4) if tiles_n % (parts * threads) == 0]
+    if p.outer:
+        size = _size(p.outer[0])
+        found += [("outer", d) for d in range(threads, min(size, 8 * threads) + 1) if size % d == 0]
+    return found
+
+
+# ---- carrying it out ---------------------------------------------------------------------------------------
+
+
+def block(k: Kernel) -> bool:
+    """Apply the best blocking if the kernel is a product with reuse, and large enough. Whether it was."""
+    p = find_product(k)
+    if p is None or k.lanes == 1 or p.batches * _size(p.m) * _size(p.n) * p.folded < LEAST_WORK:
+        return False
+    if _size(p.n) * 2 <= p.lanes or _size(p.m) < 4:
+        return False
+    before = tuple(k.table.opts)
+    for pieces in (True, False):
+        best = best_blocking(p, pieces)
+        if best is None or not (best.pack_columns or best.pack_rows):
+            return False
+        try:
+            _carry_out(k.table, p, best)
+        except OptError:
+            k.table = _replayed(k, before)
+            p = find_product(k)
+            assert p is not None
+        else:
+            return True
+    return False
+
+
+def _replayed(k: Kernel, opts: Sequence[Opt]) -> AxisTable:
+    table = AxisTable.of(k.table.ast, k.target)
+    for opt in opts:
+        table.apply(opt)
+    return table
+
+
+def _part(table: AxisTable, number: int, kind: OptKind, amount: int) -> tuple[Axis | None, Axis | None]:
+    """Split an axis, padded if need be: its outer and its inner part, None where nothing is left of one."""
+    if amount == 1:
+        return table.axes[number], None
+    if _size(table.axes[number]) % amount:
+        table.apply(Opt(OptKind.PADTO, number, amount))
+    before = set(table.axes)
+    table.apply(Opt(kind, number, amount))
+    new = set(table.axes) - before
+    if not new:
+        return None, table.axes[number]
+    added = table.axes[new.pop()]
+    return (added, table.axes[number]) if kind is OptKind.ACCUMULATE else (table.axes[number], added)
+
+
+def _carry_out(table: AxisTable, p: Product, b: Blocking) -> None:
+    if b.block and _size(p.m) > b.tile_m * b.block:
+        table.apply(Opt(OptKind.PADTO, p.m.number, b.tile_m * b.block))
+    m, _ = _part(table, p.m.number, OptKind.UPCAST, b.tile_m)
+    n, _ = _part(table, p.n.number, OptKind.UPCAST, b.tile_n)
+    m_block: Axis | None = None
+    if b.block and m is not None:
+        m_block, m = _part(table, m.number, OptKind.SPLIT, b.block)
+    step: Axis | None = None
+    if b.pieces > 1:
+        step, _ = _part(table, p.fold.number, OptKind.ACCUMULATE, b.pieces)
+    n_share: Axis | None = None
+    if b.shared == "n" and n is not None:
+        n_share, n = _part(table, n.number, OptKind.SPLIT, _size(n) // b.tasks)
+    shared = {"m": m_block, "n": n_share, "outer": p.outer[0] if p.outer else None}.get(b.shared)
+    around = [a for a in (shared, *p.outer, n_share, m_block, step) if a is not None]
+    around = list(dict.fromkeys(around))
+    _arrange(table, [*around, *[a for a in (n, m) if a is not None]])
+    if shared is not None and b.tasks > 1:
+        table.apply(Opt(OptKind.THREAD, shared.number, b.tasks if b.shared == "outer" else 0))
+    # THREAD may have left a LOOP of its axis, the innermost of those around
+    inside = {a.number for a in (n, m) if a is not None}
+    level = [a for a in table.of_type(AxisType.THREAD, AxisType.LOOP) if a.number not in inside][-1:]
+    panel = [n] if n is not None else level
+    for number, _ in p.columns if b.pack_columns and m is not None and panel else ():
+        table.apply(Opt(OptKind.STAGE, panel[0].number, number))
+    for number, _ in p.rows if b.pack_rows and level else ():
+        table.apply(Opt(OptKind.STAGE, level[0].number, number))
+
+
+def _arrange(table: AxisTable, nest: Sequence[Axis]) -> None:
+    """Bring the LOOPs into this order."""
+    places = sorted([a.number for a in nest])
+    for place, axis in zip(places, nest, strict=True):
+        if axis.number != place:
+            table.apply(Opt(OptKind.SWAP, place, axis.number))
