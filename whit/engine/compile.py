@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from whit.engine.counters import Work
 from whit.engine.profile import span
-from whit.helpers import BEAM, DEBUG, NOOPT, TUNED, blake2b, cache_get, cache_put, log
+from whit.helpers import BEAM, DEBUG, NOOPT, TUNED, blake2b, cache_get, cache_put, cpu_threads, log
 from whit.runtime.device import Device, Launch, Program
 from whit.uop import UOp
+from whit.uop.rewrite import timed
 
 if TYPE_CHECKING:
     from whit.codegen import Generated
@@ -53,8 +54,8 @@ def _settings() -> tuple[int, int, str]:
 
 
 def prepare(wanted: Sequence[tuple[UOp, str]]) -> None:
-    """Have the kernels of these (SINK, device) ready. While one is being compiled (which does not hold
-    Python's lock), codegen goes on with the next."""
+    """Have the kernels of these (SINK, device) ready. Compilers do not hold Python's lock: several run at
+    once, and codegen goes on with the next kernel meanwhile."""
     start = time.perf_counter()
     settings = _settings()
     missing = [w for w in dict.fromkeys(wanted) if (*w, *settings) not in _kernels]
@@ -78,7 +79,7 @@ def prepare(wanted: Sequence[tuple[UOp, str]]) -> None:
             if submit is None:
                 from concurrent.futures import ThreadPoolExecutor
 
-                submit = stack.enter_context(ThreadPoolExecutor(1)).submit
+                submit = stack.enter_context(ThreadPoolExecutor(cpu_threads())).submit
             entries.append((ast, device, key, submit(_finish, made, source, device).result))
         for ast, device, key, entry in entries:
             body = entry if isinstance(entry, bytes) else entry()
@@ -129,7 +130,8 @@ def _load(ast: UOp, device: Device, entry: bytes) -> Kernel:
     flops, nbytes, tasks, *sizes, length = HEADER.unpack_from(entry)
     name = entry[HEADER.size : HEADER.size + length].decode()
     launch = Launch(tasks, tuple(sizes[:3]), tuple(sizes[3:]))
-    program = device.load(entry[HEADER.size + length :], name, launch)
+    with timed("load code"):
+        program = device.load(entry[HEADER.size + length :], name, launch)
     return Kernel(ast, device.name, program, Work(name, device.name, flops, nbytes))
 
 
@@ -140,7 +142,8 @@ def _generate(ast: UOp, device: Device, opts: Sequence[Opt] | None) -> tuple[Gen
     with span("codegen", "compiler"):
         made = generate(ast, device.target, opts)
     log(3, f"opts: {made.name}: {', '.join(map(str, made.opts)) or 'none'}")
-    source = device.render(made.linear, made.name)
+    with timed("render", made.linear):
+        source = device.render(made.linear, made.name)
     if DEBUG.value >= 6:
         from whit.uop.text import show
 
@@ -151,7 +154,7 @@ def _generate(ast: UOp, device: Device, opts: Sequence[Opt] | None) -> tuple[Gen
 
 def _finish(made: Generated, source: str, device: Device) -> bytes:
     """Compile: the bytes of a cache entry."""
-    with span(made.name, "compiler"):
+    with span(made.name, "compiler"), timed(f"compile ({device.name})"):
         binary = device.compile(source, made.name)
     if DEBUG.value >= 7:
         log(7, device.disassemble(binary))

@@ -16,6 +16,22 @@ from whit.uop import DType, Op, Ops, UOp
 from whit.uop.uop import variables_of
 
 
+LITTLE_WORK = 1000  # instructions: less than a microsecond in any order and form
+
+
+def _instructions_executed(linear: UOp) -> int:
+    """How many instructions one task of a program executes; loops of unknown size run for long."""
+    total, times, sizes = 0, 1, []
+    for node in linear.src:
+        if node.op is Ops.RANGE:
+            sizes.append(times)
+            times *= node.src[0].arg if node.src[0].op is Ops.CONST else LITTLE_WORK
+        elif node.op is Ops.END:
+            times = sizes.pop()
+        total += times
+    return total
+
+
 class LLVMRenderer(Values):
     """Renders one linear program; make a new one for each. `half`: the target converts float16 in hardware.
     `fence`: the intrinsic that makes non-temporal stores visible in order, where a machine needs one.
@@ -71,6 +87,8 @@ class LLVMRenderer(Values):
                     fix="report this kernel with DEBUG=6",
                 )
         widths = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'
+        if _instructions_executed(linear) <= LITTLE_WORK:
+            widths += ' "whit-work"="little"'  # compiled with little effort (`whit.runtime.native`)
         attributes = f'attributes #0 = {{ nounwind "no-builtins" {widths} }}'
         arguments = "ptr noalias readonly %buffers, ptr noalias readonly %variables, i64 %thread"
         head = f'define void @"{name}"({arguments}) #0 {{\nentry:'

@@ -3,24 +3,12 @@ start."""
 
 from __future__ import annotations
 
-import os
-import threading
+import ctypes
 from functools import lru_cache
 from typing import Any
 
 from whit.helpers import CompileError, blake2b, cache_get, cache_put
 from whit.runtime import elf
-
-_lock = threading.Lock()  # LLVM's global context is not for two threads
-
-
-def _new_lock() -> None:
-    """After a fork another thread of the parent may seem to hold the lock for ever."""
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_new_lock)
 
 
 @lru_cache(1)
@@ -54,8 +42,11 @@ def host_key() -> str:
     return blake2b(f"{model}|{' '.join(sorted(flags))}".encode(), digest_size=8).hexdigest()
 
 
+LITTLE_WORK = '"whit-work"="little"'  # what the renderer writes on a function that is done in no time
+
+
 class _LLVM:
-    """llvmlite set up for this machine."""
+    """llvmlite set up for this machine. One thread at a time uses one: `_free` keeps those that rest."""
 
     def __init__(self) -> None:
         import llvmlite.binding as binding
@@ -63,36 +54,30 @@ class _LLVM:
         self.binding = binding
         binding.initialize_native_target()
         binding.initialize_native_asmprinter()
-        target = binding.Target.from_triple(binding.get_process_triple())
-        features = binding.get_host_cpu_features().flatten()
-        self.machine = target.create_target_machine(
-            cpu=binding.get_host_cpu_name(), features=features, opt=2, reloc="pic", codemodel="small"
-        )
-        options = binding.create_pipeline_tuning_options(speed_level=2)
-        self.builder = binding.create_pass_builder(self.machine, options)
-        self.triple = self.machine.triple
+        self.target = binding.Target.from_triple(binding.get_process_triple())
+        self.features = binding.get_host_cpu_features().flatten()
+        self.machines: dict[int, Any] = {}  # by optimisation level
+        self.builders: dict[int, Any] = {}
 
-    def passes(self) -> Any:
-        """Registers out of memory and local clean-up: codegen has unrolled, vectorised and hoisted
-        already."""
-        manager = self.binding.create_new_function_pass_manager()
-        manager.add_sroa_pass()
-        manager.add_instruction_combine_pass()
-        manager.add_simplify_cfg_pass()
-        return manager
+    def machine(self, level: int) -> Any:
+        """The code generator of an optimisation level."""
+        if level not in self.machines:
+            name = self.binding.get_host_cpu_name()
+            made = self.machines[level] = self.target.create_target_machine(
+                cpu=name, features=self.features, opt=level, reloc="pic", codemodel="small"
+            )
+            options = self.binding.create_pipeline_tuning_options(speed_level=level)
+            self.builders[level] = self.binding.create_pass_builder(made, options)
+        return self.machines[level]
 
-
-@lru_cache(1)
-def _llvm() -> _LLVM:
-    return _LLVM()
-
-
-def compile_ir(source: str, name: str) -> bytes:
-    """LLVM IR text -> a relocatable object for this machine. CompileError if LLVM refuses the text."""
-    with _lock:
-        llvm = _llvm()
+    def compile(self, source: str, name: str) -> bytes:
+        """LLVM IR text -> object. Full effort for code that runs for a while, little for what is done in no
+        time anyway."""
+        level = 0 if LITTLE_WORK in source else 2
+        machine = self.machine(level)
+        context = self.binding.create_context()  # of its own: contexts are not for two threads
         try:
-            module = llvm.binding.parse_assembly(source)
+            module = self.binding.parse_assembly(source, context)
             module.verify()
         except RuntimeError as error:
             raise CompileError(
@@ -100,11 +85,57 @@ def compile_ir(source: str, name: str) -> bytes:
                 because=f"LLVM refuses its code: {str(error).strip()}",
                 fix="report it with the output of DEBUG=4",
             ) from error
-        module.triple = llvm.triple
+        module.triple = machine.triple
         for function in module.functions:
             if not function.is_declaration:
-                llvm.passes().run(function, llvm.builder)
-        return bytes(llvm.machine.emit_object(module))
+                self.passes(function, level)
+        return self.emit(machine, module)
+
+    def passes(self, function: Any, level: int) -> None:
+        """Registers out of memory and, with full effort, local clean-up: codegen has unrolled, vectorised and
+        hoisted already."""
+        manager = self.binding.create_new_function_pass_manager()
+        manager.add_sroa_pass()
+        if level:
+            manager.add_instruction_combine_pass()
+            manager.add_simplify_cfg_pass()
+        run = _direct(self.binding.ffi.lib.LLVMPY_RunNewFunctionPassManager)
+        run(manager, function, self.builders[level])
+
+    def emit(self, machine: Any, module: Any) -> bytes:
+        """The object file of a module."""
+        ffi = self.binding.ffi
+        with ffi.OutputString() as error:
+            buffer = _direct(ffi.lib.LLVMPY_TargetMachineEmitToMemory)(machine, module, 1, error)
+            if not buffer:
+                raise CompileError(f"emit machine code: {error}")
+        try:
+            start, size = ffi.lib.LLVMPY_GetBufferStart(buffer), ffi.lib.LLVMPY_GetBufferSize(buffer)
+            return ctypes.string_at(start, size)
+        finally:
+            ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
+
+
+def _direct(function: Any) -> Any:
+    """A function of llvmlite without the lock that llvmlite holds around each call, as far as it has one:
+    what works on a context of its own may run beside others."""
+    return getattr(function, "_cfn", function)
+
+
+_free: list[_LLVM] = []
+
+
+def compile_ir(source: str, name: str) -> bytes:
+    """LLVM IR text -> a relocatable object for this machine; threads compile side by side. CompileError if
+    LLVM refuses the text."""
+    try:
+        llvm = _free.pop()
+    except IndexError:
+        llvm = _LLVM()
+    try:
+        return llvm.compile(source, name)
+    finally:
+        _free.append(llvm)
 
 
 def disassemble(binary: bytes) -> str:
