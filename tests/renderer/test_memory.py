@@ -63,6 +63,32 @@ def test_masked_tail(device: str, dtype: DType) -> None:
     np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8))
 
 
+MASKS = [[0], [7], [3], [0, 1, 2], [5, 6, 7], [2, 3, 4], [0, 7], [1, 3, 5], [], list(range(8))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("wide, narrow", [("int32", "int16"), ("int64", "int32"), ("int16", "int8"),
+                                          ("int64", "int8"), ("float32", "bfloat16")])  # fmt: skip
+def test_constant_masks_store_their_lanes_and_nothing_behind(device: str, wide: str, narrow: str) -> None:
+    """Of vectors that are converted to a narrower type first: a store of the wide type would overwrite what
+    follows."""
+    kernel, lanes = Kernel(), 8
+    out, a = kernel.param(0, getattr(dtypes, narrow)), kernel.param(1, getattr(dtypes, wide))
+    loop = kernel.range(200)  # enough work for the full effort of LLVM
+    value = kernel.add(Ops.CAST, out.dtype.vec(lanes), kernel.load(a, kernel.const(0), lanes))
+    for number, on in enumerate(MASKS):
+        mask = kernel.const(tuple(lane in on for lane in range(lanes)), dtypes.bool.vec(lanes))
+        kernel.store(out, kernel.const(number * 16), value, mask)
+    kernel.end(loop)
+    before = np.full(16 * len(MASKS), 77).astype(NUMPY[out.dtype])
+    source = np.arange(-3, 5).astype(NUMPY[a.dtype])
+    expected = before.copy()
+    for number, on in enumerate(MASKS):
+        expected[[number * 16 + lane for lane in on]] = source[on]
+    got = run(device, kernel.linear(), before, source)
+    np.testing.assert_array_equal(got, expected)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_masked_lanes_touch_no_memory(device: str) -> None:
     """The address of a lane that is off may lie anywhere: here far outside of every mapping."""

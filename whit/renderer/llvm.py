@@ -300,6 +300,10 @@ class LLVMRenderer(Values):
         if held is not value.dtype:
             text = self.emit(f"zext {type_of(value.dtype)} {text} to {kind}")
         where = self.address(memory, index, inbounds=mask is None)
+        run = _run_of(mask) if mask is not None and index.dtype.count == 1 else None
+        if run is not None:
+            self.store_run(text, held, where, *run, align, scope)
+            return
         if index.dtype.count > 1 or (mask is not None and held.count > 1):
             scatter = index.dtype.count > 1
             name = (
@@ -321,6 +325,24 @@ class LLVMRenderer(Values):
         else:
             aligned = min(64, held.itemsize)
             self.stream(memory, f"  store {kind} {text}, ptr {where}, align {aligned}{scope}", plain)
+
+    def store_run(
+        self, text: str, held: DType, where: str, start: int, stop: int, align: int, scope: str
+    ) -> None:
+        """Store lanes start … stop - 1. Not a masked store with a constant mask: of a truncated vector's
+        single lane LLVM 22 makes a store of the wide type with AVX-512, which overwrites what follows."""
+        if start == stop:
+            return
+        kind, element = type_of(held), type_of(held.scalar)
+        where = self.emit(f"getelementptr {element}, ptr {where}, i64 {start}") if start else where
+        if stop - start == 1:
+            text, kind = self.emit(f"extractelement {kind} {text}, i32 {start}"), element
+        elif stop - start < held.count:
+            lanes = ", ".join([f"i32 {lane}" for lane in range(start, stop)])
+            taken = f"<{stop - start} x i32> <{lanes}>"
+            text = self.emit(f"shufflevector {kind} {text}, {kind} poison, {taken}")
+            kind = f"<{stop - start} x {element}>"
+        self.lines.append(f"  store {kind} {text}, ptr {where}, align {align}{scope}")
 
     def stream(self, memory: UOp, store: str, plain: str) -> None:
         """A non-temporal store into memory that is aligned; a plain one into other memory."""
@@ -430,6 +452,17 @@ _INSTRUCTIONS: dict[Op, Callable[[LLVMRenderer, UOp], None]] = {
     Ops.CAST: LLVMRenderer.cast,
     Ops.BITCAST: LLVMRenderer.bitcast,
 }
+
+
+def _run_of(mask: UOp) -> tuple[int, int] | None:
+    """The lanes start … stop - 1 that a constant mask of a vector lets through; None for other masks and for
+    those with gaps."""
+    if mask.op is not Ops.CONST or mask.dtype.count == 1:
+        return None
+    lanes = mask.arg if isinstance(mask.arg, tuple) else (mask.arg,) * mask.dtype.count
+    on = [lane for lane, let in enumerate(lanes) if let]
+    start, stop = (on[0], on[-1] + 1) if on else (0, 0)
+    return (start, stop) if stop - start == len(on) else None
 
 
 def render(linear: UOp, name: str, half: bool = True, fence: str = "") -> str:
