@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-full lint bench docs clean
+.PHONY: demo test test-full lint bench growth docs clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -19,7 +19,7 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
-	$(PIP) tinygrad
+	$(PIP) -e '.[bench]'
 	touch $@
 
 demo: $(VENV)/.demo  ## train the convolutional network on real digits and print its test accuracy
@@ -36,8 +36,11 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.bench  ## ratios against tinygrad, PyTorch and NumPy, measured in one run
-	$(BIN)/python -m bench
+bench: $(VENV)/.bench  ## every figure against its peers and the machine's limits, in one run: table, JSON, roofline
+	$(BIN)/python -m bench --json bench.json --plot roofline.png
+
+growth: $(VENV)/.bench  ## time, compile time and memory against size, as curves with their exponents
+	$(BIN)/python -m bench.growth --json growth.json --plot growth.png
 
 docs: $(VENV)/.dev  ## regenerate docs/settings.md
 	$(BIN)/python -m whit.uop settings > docs/settings.md

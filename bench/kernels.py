@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,10 @@ class Work:
     written: int
     peak: float = 1.0  # how many times as many operations as of float32 a register instruction does
     check: Callable[[], float] | None = None  # the difference, where comparing one result does not say it
+
+    def __post_init__(self) -> None:
+        if not any(map(shutil.which, ("g++", "clang++"))):  # torch.compile has nothing to compile with
+            self.contenders.pop("torch.compile", None)
 
 
 def draw(*shape: int, seed: int = 0) -> Any:

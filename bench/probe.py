@@ -162,9 +162,9 @@ class Probe:
 
     def buffer(self, name: str, size: int) -> int:
         """The address of array a, b or c with `size` bytes."""
-        key = name, size
+        key = name, max(size, 4096 * self.threads)
         if key not in self.buffers:
-            self.buffers[key] = aligned(max(size, 4096 * self.threads))
+            self.buffers[key] = aligned(key[1])
         return int(self.buffers[key].ctypes.data)
 
     def everywhere(self, jobs: list[tuple[Any, ...]]) -> None:

@@ -3,58 +3,57 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from bench.probe import Machine
 from bench.table import Figure
 
+TITLE = "whit (dots, with their share of the limit), the best peer (crosses), the limit of each row (bars)"
+
+
+def roofs(axes: Any, machine: Machine) -> None:
+    """The lines that no kernel can pass: bytes, then multiply-adds."""
+    across = [10 ** (x / 20 - 1.2) for x in range(90)]
+    lines = (
+        ("k-", machine.read, machine.flops, f"read, {machine.threads} threads"),
+        ("k:", machine.read, machine.flops_one, "read, multiply-adds of one thread"),
+        ("b--", machine.copy, machine.flops, "copy"),
+    )
+    for style, traffic, peak, name in lines:
+        label = f"{name}: {traffic / 1e9:.1f} GB/s, {peak / 1e9:.0f} GFLOP/s"
+        axes.plot(across, [min(peak, x * traffic) / 1e9 for x in across], style, lw=1, label=label)
+
+
+def place(axes: Any, number: int, kernel: Figure) -> None:
+    """One kernel: its dot and number, the best peer's cross, the bar of its own limit."""
+    intensity, color = kernel.flops / kernel.bytes, f"C{number % 10}"
+    speed = {who: kernel.flops / seconds / 1e9 for who, seconds in kernel.seconds.items()}
+    mine = speed.pop("whit")
+    bar = kernel.flops / kernel.limit / 1e9
+    label = f"{number}: {kernel.name}, {mine / bar:.0%}"
+    axes.plot(intensity, bar, "_", color=color, ms=9)
+    axes.plot(intensity, mine, "o", color=color, ms=6, label=label)
+    axes.annotate(str(number), (intensity, mine), fontsize=7, xytext=(4, 3), textcoords="offset points")
+    if speed:
+        best = max(speed.values())
+        axes.plot([intensity] * 2, [mine, best], "-", color=color, lw=0.7)
+        axes.plot(intensity, best, "x", color=color, ms=6)
+
 
 def plot(machine: Machine, figures: list[Figure], path: Path) -> None:
-    """Write a PNG: operations a second over operations a byte, whit and the best peer, under the roof."""
+    """Write a PNG: operations a second over operations a byte, of every row that declares both."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    import numpy as np
 
-    kernels = [f for f in figures if f.flops and f.bytes and not f.error]
     drawing, axes = plt.subplots(figsize=(13, 8))
-    across = np.logspace(-1.2, 3.2, 200)
-    for label, peak, style in (("all threads", machine.flops, "-"), ("one thread", machine.flops_one, ":")):
-        axes.plot(
-            across,
-            np.minimum(peak, across * machine.read) / 1e9,
-            "k" + style,
-            lw=1,
-            label=f"read {machine.read / 1e9:.1f} GB/s, multiply-add {peak / 1e9:.0f} GFLOP/s ({label})",
-        )
-    axes.plot(
-        across,
-        np.minimum(machine.flops, across * machine.copy) / 1e9,
-        color="grey",
-        lw=1,
-        ls="--",
-        label=f"copy {machine.copy / 1e9:.1f} GB/s",
-    )
-    for number, kernel in enumerate(kernels):
-        intensity = kernel.flops / kernel.bytes
-        best = min((s for who, s in kernel.seconds.items() if who != "whit"), default=0.0)
-        mine = kernel.flops / kernel.seconds["whit"] / 1e9
-        color = f"C{number % 10}"
-        axes.plot(intensity, mine, "o", color=color, ms=6, label=f"{number + 1}: {kernel.name}")
-        axes.annotate(
-            str(number + 1), (intensity, mine), fontsize=7, xytext=(4, 3), textcoords="offset points"
-        )
-        if best:
-            theirs = kernel.flops / best / 1e9
-            axes.plot([intensity] * 2, [mine, theirs], "-", color=color, lw=0.7)
-            axes.plot(intensity, theirs, "x", color=color, ms=6)
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="operations a byte (least traffic)",
-        ylabel="GFLOP/s",
-        title="whit (dots) and the best peer (crosses) under this machine's limits",
-    )
+    roofs(axes, machine)
+    kernels = [f for f in figures if f.flops and f.bytes and f.limit and not f.error]
+    for number, kernel in enumerate(kernels, 1):
+        place(axes, number, kernel)
+    axes.set(xscale="log", yscale="log", xlabel="operations a byte (least traffic)", ylabel="GFLOP/s")
+    axes.set_title(TITLE, fontsize=10)
     axes.grid(True, which="both", lw=0.2)
     axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5))
     drawing.tight_layout()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from bench.timing import PATIENCE
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -20,7 +22,8 @@ class Goal:
 class Row:
     """`work`: a function of bench.kernels or bench.models with `arguments`, raced in a worker process; else
     `program`: one of bench.programs, or `code`: a line whose process is timed as a whole (less a bare
-    interpreter's life if `less_bare`). `cache` "cold": the disk caches are empty. `unit`: s or bytes."""
+    interpreter's life if `less_bare`). `cache` "cold": the disk caches are empty. `unit`: s or bytes.
+    `patience`: seconds that one contender of a race may use."""
 
     name: str
     goals: tuple[Goal, ...]
@@ -31,6 +34,7 @@ class Row:
     cache: str = "warm"
     less_bare: bool = False
     rounds: int = 15
+    patience: float = PATIENCE
     group: str = ""
     unit: str = "s"
 
@@ -96,11 +100,11 @@ ATTENTION = [
 ]
 MODEL = (Goal(("torch",), 1.2), Goal(("torch.compile",), 1.0))
 MODELS = [
-    Row("ResNet-18 inference, batch 1", MODEL, "resnet18", (1,), group="models"),
-    Row("ResNet-18 inference, batch 8", MODEL, "resnet18", (8,), group="models"),
-    Row("MNIST training step, batch 128", MODEL, "mnist_step", (128,), group="models"),
-    Row("MNIST training step, batch 512", MODEL, "mnist_step", (512,), group="models"),
-    Row("GPT training step, 8x256", MODEL, "gpt_step", group="models"),
+    Row("ResNet-18 inference, batch 1", MODEL, "resnet18", (1,)),
+    Row("ResNet-18 inference, batch 8", MODEL, "resnet18", (8,)),
+    Row("MNIST training step, batch 128", MODEL, "mnist_step", (128,)),
+    Row("MNIST training step, batch 512", MODEL, "mnist_step", (512,)),
+    Row("GPT training step, 8x256", MODEL, "gpt_step"),
 ]
 
 
@@ -140,7 +144,7 @@ ROWS = [
     *CONVOLUTIONS,
     *STREAMS,
     *ATTENTION,
-    *MODELS,
+    *[replace(row, group="models", patience=6.0) for row in MODELS],
     *[replace(row, group="start") for row in START],
     *[replace(row, group="compile", rounds=1) for row in COMPILE],
 ]

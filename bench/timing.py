@@ -12,7 +12,7 @@ SLICE = 0.025  # seconds of one contender's turn, unless a single call takes lon
 SETTLE = (
     0.004  # seconds of calls that do not count at the start of a turn: threads of the one before still spin
 )
-PATIENCE = 2.5  # seconds that one contender may use in a race; it then drops out with the samples it has
+PATIENCE = 2.5  # seconds that a contender may use in a race; it then drops out with the samples it has
 
 
 @dataclass
@@ -40,8 +40,9 @@ class Lane:
         self.spent += end - start
 
 
-def calibrated(call: Callable[[], Any]) -> Lane:
-    """A lane whose turn takes about SLICE."""
+def calibrated(call: Callable[[], Any], patience: float) -> Lane:
+    """A lane whose turn takes about SLICE. A call so slow that a race would have no time for it is sampled
+    here and now."""
     call()  # compiles, perhaps
     estimate, spent = float("inf"), 0.0
     for _ in range(3):
@@ -49,13 +50,17 @@ def calibrated(call: Callable[[], Any]) -> Lane:
         call()
         took = time.perf_counter() - start
         estimate, spent = min(estimate, took), spent + took
-        if spent > PATIENCE / 2:
+        if spent > patience / 4:
             break
-    return Lane(call, max(1, round(SLICE / max(estimate, 1e-7))), estimate, spent)
+    samples = [estimate] if estimate > patience else []
+    return Lane(call, max(1, round(SLICE / max(estimate, 1e-7))), estimate, spent, samples)
 
 
-def race(contenders: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds a call of each contender, `rounds` samples of each (fewer for one that is very slow).
+def race(
+    contenders: dict[str, Callable[[], Any]], rounds: int, patience: float = PATIENCE
+) -> dict[str, list[float]]:
+    """Seconds a call of each contender, `rounds` samples of each (fewer for one that is very slow: it uses
+    `patience` seconds at most, unless a single call takes longer).
 
     A contender that returns a float reports its own seconds. The order turns, so that none always follows the
     same other one.
@@ -63,13 +68,13 @@ def race(contenders: dict[str, Callable[[], Any]], rounds: int) -> dict[str, lis
     >>> sorted(race({"a": lambda: None, "b": lambda: None}, 1))
     ['a', 'b']
     """
-    lanes = {name: calibrated(call) for name, call in contenders.items()}
+    lanes = {name: calibrated(call, patience) for name, call in contenders.items()}
     names = list(lanes)
     for number in range(rounds):
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
             lane = lanes[name]
-            if not lane.samples or lane.spent < PATIENCE:
+            if not lane.samples or lane.spent < patience:
                 lane.turn()
     return {name: lane.samples for name, lane in lanes.items()}
 

@@ -53,7 +53,7 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
         }
     return {
         "name": row.name,
-        "samples": race(work.contenders | limits(work), rounds),
+        "samples": race(work.contenders | limits(work), rounds, row.patience),
         "difference": error,
         "flops": work.flops,
         "bytes": work.read + work.written,
