@@ -75,16 +75,16 @@ def test_constant_masks_store_their_lanes_and_nothing_behind(device: str, wide: 
     kernel, lanes = Kernel(), 8
     out, a = kernel.param(0, getattr(dtypes, narrow)), kernel.param(1, getattr(dtypes, wide))
     loop = kernel.range(200)  # enough work for the full effort of LLVM
-    value = kernel.add(Ops.CAST, out.dtype.vec(lanes), kernel.load(a, kernel.const(0), lanes))
     for number, on in enumerate(MASKS):
+        value = kernel.add(Ops.CAST, out.dtype.vec(lanes), kernel.load(a, kernel.const(number * 8), lanes))
         mask = kernel.const(tuple(lane in on for lane in range(lanes)), dtypes.bool.vec(lanes))
         kernel.store(out, kernel.const(number * 16), value, mask)
     kernel.end(loop)
     before = np.full(16 * len(MASKS), 77).astype(NUMPY[out.dtype])
-    source = np.arange(-3, 5).astype(NUMPY[a.dtype])
+    source = (np.arange(8 * len(MASKS)) % 50 - 9).astype(NUMPY[a.dtype])
     expected = before.copy()
     for number, on in enumerate(MASKS):
-        expected[[number * 16 + lane for lane in on]] = source[on]
+        expected[[number * 16 + lane for lane in on]] = source[[number * 8 + lane for lane in on]]
     got = run(device, kernel.linear(), before, source)
     np.testing.assert_array_equal(got, expected)
 
