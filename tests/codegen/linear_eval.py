@@ -140,6 +140,8 @@ class LinearProgram:
                     values[node] = np.int64(special[node.arg.name])
                 elif op is Ops.LOCAL:
                     values[node] = shared.setdefault(node, np.zeros(node.arg.size, NUMPY[dtype]))
+                elif op is Ops.PREFETCH:
+                    assert node.src[1].dtype is dtypes.index
                 elif op is Ops.BARRIER:
                     yield at
                 elif op is Ops.REG:

@@ -10,6 +10,7 @@ from whit.codegen.heuristics import choose
 from whit.codegen.linearize import linearize
 from whit.codegen.lower import lower_passes, prepare
 from whit.codegen.opts import Opt, apply
+from whit.codegen.prefetch import prefetch_rows
 from whit.codegen.stream import stream_stores
 from whit.codegen.target import Target
 from whit.helpers import NOOPT, SPEC
@@ -63,6 +64,7 @@ def _pipeline() -> tuple[Pass, ...]:
         *lower_passes(),
         Pass("linearize", linearize, "tiled", "linear", "instructions in execution order"),
         Pass("stream stores", stream_stores, "linear", "linear", "large results go past the caches"),
+        Pass("prefetch rows", prefetch_rows, "linear", "linear", "the next row is fetched during this one"),
     )
 
 

@@ -327,6 +327,10 @@ class CRenderer:
             text = self.by_lane(raw, f"{memory}[{index} + k]")
         self.names[node] = self.mask(f"{text} != 0", 8, count) if dtype.kind == "b" and count > 1 else text
 
+    def prefetch(self, node: UOp) -> None:
+        place = f"{self.names[node.src[0]]} + {self.value(node.src[1])}"
+        self.line(f"__builtin_prefetch({place}, 0, {node.arg});")
+
     def store(self, node: UOp) -> None:
         memory, index, value = self.names[node.src[0]], self.value(node.src[1]), node.src[2]
         mask = self.value(node.src[3]) if len(node.src) > 3 else None
@@ -719,6 +723,7 @@ _INSTRUCTIONS: dict[Op, Callable[[CRenderer, UOp], None]] = {
     Ops.IF: CRenderer.if_,
     Ops.ENDIF: CRenderer.close,
     Ops.LOAD: CRenderer.load,
+    Ops.PREFETCH: CRenderer.prefetch,
     Ops.STORE: CRenderer.store,
     Ops.BROADCAST: CRenderer.broadcast,
     Ops.STACK: CRenderer.stack,

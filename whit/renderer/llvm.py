@@ -275,6 +275,12 @@ class LLVMRenderer(Values):
             else self.emit(f"icmp ne i8 {text}, 0")
         )
 
+    def prefetch(self, node: UOp) -> None:
+        """A read (0) into a cache (3: the nearest) of data (1)."""
+        where = self.address(node.src[0], node.src[1], inbounds=False)
+        self.declared["llvm.prefetch.p0"] = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
+        self.lines.append(f"  call void @llvm.prefetch.p0(ptr {where}, i32 0, i32 {node.arg}, i32 1)")
+
     def masked_call(
         self, intrinsic: str, held: DType, pointers: str, where: str, align: int, mask: str
     ) -> str:
@@ -443,6 +449,7 @@ _INSTRUCTIONS: dict[Op, Callable[[LLVMRenderer, UOp], None]] = {
     Ops.IF: LLVMRenderer.if_,
     Ops.ENDIF: LLVMRenderer.endif,
     Ops.LOAD: LLVMRenderer.load,
+    Ops.PREFETCH: LLVMRenderer.prefetch,
     Ops.STORE: LLVMRenderer.store,
     Ops.BROADCAST: LLVMRenderer.broadcast,
     Ops.STACK: LLVMRenderer.stack,

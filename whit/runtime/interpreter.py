@@ -262,6 +262,9 @@ class _Writer:
     def barrier(self, node: UOp) -> None:
         self.put("yield")
 
+    def nothing(self, node: UOp) -> None:
+        """A PREFETCH changes no value."""
+
     def load(self, node: UOp) -> None:
         memory, masks = node.src[0], self.of(node.src[2]) if len(node.src) > 2 else []
         zero = "0.0" if node.dtype.is_float else "False" if node.dtype.is_bool else "0"
@@ -324,7 +327,7 @@ class _Writer:
 _HANDLERS: dict[Op, Callable[[_Writer, UOp], None]] = {
     Ops.RANGE: _Writer.loop, Ops.END: _Writer.end, Ops.IF: _Writer.condition, Ops.ENDIF: _Writer.end,
     Ops.SPECIAL: _Writer.special, Ops.REG: _Writer.register, Ops.SET: _Writer.set, Ops.LOCAL: _Writer.scratch,
-    Ops.BARRIER: _Writer.barrier, Ops.LOAD: _Writer.load, Ops.STORE: _Writer.store,
+    Ops.BARRIER: _Writer.barrier, Ops.PREFETCH: _Writer.nothing, Ops.LOAD: _Writer.load, Ops.STORE: _Writer.store,
     Ops.BROADCAST: _Writer.pick,
     Ops.STACK: _Writer.pick, Ops.EXTRACT: _Writer.pick, Ops.SHUFFLE: _Writer.pick, Ops.FOLD: _Writer.fold,
 }

@@ -289,6 +289,9 @@ class Ops:
     LOAD = define("LOAD", "linear", None,
                    "Read (memory, index[, mask]): a vector dtype with a scalar index reads consecutive "
                    "elements, with a vector index gathers; 0 where masked off.")
+    PREFETCH = define("PREFETCH", "linear", 2,
+                       "Bring the line of (memory, index), which may lie outside, near; arg 3: to the first "
+                       "cache, 2: to the second.")
     LOCAL = define("LOCAL", "linear", 0,
                     "Scratch memory shared by a work-group, or private to a task; arg LocalArg.")
     BARRIER = define("BARRIER", "linear", None, "All work-items of the group arrive before any goes on.")

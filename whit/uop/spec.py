@@ -276,6 +276,8 @@ _LINEAR = (
     Row((Ops.STORE,),
         "(PARAM or LOCAL, index, value[, mask]); index has one lane or the value's, mask the value's",
         _linear_store),
+    Row((Ops.PREFETCH,), "(PARAM, index) and a cache", lambda u: u.dtype is dtypes.void
+        and u.src[0].op is Ops.PARAM and u.src[1].dtype is dtypes.index and u.arg in (2, 3)),
     Row((Ops.BARRIER,), "void", lambda u: u.dtype is dtypes.void),
     Row((Ops.BROADCAST,), "a scalar into lanes of its dtype",
         lambda u: _lanes(u.src[0]) == 1 and u.dtype.scalar is u.src[0].dtype),
