@@ -56,8 +56,10 @@ class _Lowering:
             return src[0].cast(dtype) if op is Ops.CAST else self.narrow(src[0], before).bitcast(dtype)
         if dtype not in self.kinds:
             return node if src == node.src else node.replace(src=src)
-        if op is Ops.PARAM:
+        if op is Ops.PARAM or op is Ops.LOCAL:
             return node.replace(dtype=self.storage(dtype))
+        if op is Ops.AFTER:  # memory once it is written
+            return node.replace(dtype=src[0].dtype, src=src)
         if op is Ops.INDEX:
             return self.widen(UOp(Ops.INDEX, self.storage(dtype), src), dtype)
         if op is Ops.CONST:
