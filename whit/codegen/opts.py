@@ -420,7 +420,7 @@ class AxisTable:
                 because=f"axis {axis.number} is a {axis.type.name}",
                 fix="stage at a loop over outputs",
             )
-        if opt.amount >= len(self.reads):
+        if not 0 <= opt.amount < len(self.reads):
             raise OptError(
                 f"{opt}", because=f"the kernel has {len(self.reads)} reads", fix="number them from 0"
             )
