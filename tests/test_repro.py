@@ -85,3 +85,19 @@ def test_bad_files_say_what_is_wrong(text: str, says: str, tmp_path: Path,
     assert main([str(file)]) == 1
     assert says in capsys.readouterr().err
     assert main([str(tmp_path / "absent.txt")]) == 1
+
+
+def test_opts_are_given_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With opts a kernel is compared with what it computes without any, on the reference device too."""
+    file = tmp_path / "kernel.txt"
+    file.write_text((GOLDEN / "matmul_tile.txt").read_text().split("\n# ---- after ")[0])
+    for device in ("CPU", "PYTHON"):
+        assert main([str(file), "--device", device, "--opts", "UPCAST axis 0 by 2, STAGE axis 0 read 1"]) == 0
+        assert f"{device} agrees with PYTHON" in capsys.readouterr().out
+    assert main([str(file), "--opts", "UPCAST axis 77 by 2"]) == 1
+    assert "no axis 77" in capsys.readouterr().err
+    assert main([str(file), "--opts", "FLY axis 0 by 2"]) == 1
+    assert "FLY" in capsys.readouterr().err
+    file.write_text("%0 = iota int32; 4\n")
+    assert main([str(file), "--opts", "UPCAST axis 0 by 2"]) == 1
+    assert "tensor graph" in capsys.readouterr().err

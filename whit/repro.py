@@ -6,6 +6,7 @@ greatest value.
 
     python -m whit.repro kernel.txt                      # on the default device, compared with PYTHON
     python -m whit.repro kernel.txt --device CPU:CLANG n=3
+    python -m whit.repro kernel.txt --opts "UPCAST axis 0 by 4"   # these opts, compared with none
     DEBUG=6 python -m whit.repro kernel.txt              # with everything that DEBUG shows on the way
 """
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from whit.codegen import generate
+from whit.codegen.opts import Opt, parse_opts
 from whit.engine import buffer_of, compiled
 from whit.engine.realize import execute
 from whit.engine.validate import as_array, compare, written
@@ -66,7 +69,8 @@ def _comes_from_opts(node: UOp) -> bool:
     return node.op in (Ops.LOCAL, Ops.SPECIAL)
 
 
-def run(root: UOp, device: str, seed: int = 0, values: dict[str, int] | None = None) -> list[Output]:
+def run(root: UOp, device: str, seed: int = 0, values: dict[str, int] | None = None,
+        opts: Sequence[Opt] | None = None) -> list[Output]:
     """Run a graph of any level on a device; what it wrote."""
     level, values = level_of(root), values or {}
     verify(root, level, "before it runs")
@@ -77,14 +81,14 @@ def run(root: UOp, device: str, seed: int = 0, values: dict[str, int] | None = N
                                                                                        seed, values)]
         return found
     return _run_tensors(root, device, seed) if level == "tensor" \
-        else _run_kernel(root, level, device, seed, values)
+        else _run_kernel(root, level, device, seed, values, opts)
 
 
-def _program(root: UOp, level: str, device: str) -> Program:
-    if level == "kernel":
+def _program(root: UOp, level: str, device: str, opts: Sequence[Opt] | None) -> Program:
+    if level == "kernel" and opts is None:
         return compiled(root, device).program
     runtime = Device.get(device)
-    linear = root
+    linear = root if level != "kernel" else generate(root, runtime.target, opts).linear
     if level == "tiled":
         from whit.codegen.linearize import linearize
         from whit.codegen.lower import lower_passes
@@ -96,7 +100,8 @@ def _program(root: UOp, level: str, device: str) -> Program:
     return runtime.load(runtime.compile(runtime.render(linear, "repro"), "repro"), "repro", launch)
 
 
-def _run_kernel(root: UOp, level: str, device: str, seed: int, values: dict[str, int]) -> list[Output]:
+def _run_kernel(root: UOp, level: str, device: str, seed: int, values: dict[str, int],
+                opts: Sequence[Opt] | None) -> list[Output]:
     nodes = root.toposort()
     params = {u.arg.slot: u for u in nodes if u.op is Ops.PARAM}
     buffers: list[Buffer] = []
@@ -107,7 +112,7 @@ def _run_kernel(root: UOp, level: str, device: str, seed: int, values: dict[str,
         if data:
             buffers[-1].copyin(memoryview(data))
     numbers = [values.get(v.arg.name, v.arg.max) for v in variables_of(nodes)]
-    _program(root, level, device)([b.handle for b in buffers], numbers, True)
+    _program(root, level, device, opts)([b.handle for b in buffers], numbers, True)
     Device.get(device).synchronize()
     return [Output(f"buffer {slot}", dtype, buffers[slot].copyout()) for slot,
             dtype in sorted(written(root).items())]
@@ -153,6 +158,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("file", type=Path, help="IR text; - reads standard input")
     parser.add_argument("variables", nargs="*", help="values of variables, such as n=3")
     parser.add_argument("--device", default=DEV.value, help="where to run it (default: DEV)")
+    parser.add_argument("--opts", help="opts of a kernel, compared with none (default: the heuristics')")
     parser.add_argument("--seed", type=int, default=0, help="seed of the buffers' contents")
     options = parser.parse_args(arguments)
     try:
@@ -160,10 +166,15 @@ def main(arguments: Sequence[str]) -> int:
         text = sys.stdin.read() if str(options.file) == "-" else options.file.read_text()
         root = parse(text.split("\n# ---- after ")[0])  # of a golden file, its first graph
         device = Device.canonical(options.device)
-        outputs = run(root, device, options.seed, values)
+        opts = None if options.opts is None else parse_opts(options.opts)
+        if opts is not None and level_of(root) != "kernel":
+            raise ArgumentError(f"--opts {options.opts!r}", fix="give opts for a kernel that has none",
+                                because=f"the file holds a {level_of(root)} graph")
+        outputs = run(root, device, options.seed, values, opts)
         print(report(outputs))
-        if device != REFERENCE:
-            for got, wanted in zip(outputs, run(root, REFERENCE, options.seed, values), strict=True):
+        if device != REFERENCE or opts:
+            reference = run(root, REFERENCE, options.seed, values, None if opts is None else ())
+            for got, wanted in zip(outputs, reference, strict=True):
                 compare(got.data, wanted.data, got.dtype, f"{got.name} on {device}")
             print(f"{device} agrees with {REFERENCE}")
     except (WhitError, OSError, UnicodeDecodeError) as error:
