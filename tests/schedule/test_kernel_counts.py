@@ -43,8 +43,11 @@ def test_layer_norm_is_one_kernel() -> None:
 
 
 def test_attention_forward() -> None:
-    q, k, v = data(2, 4, 64, 32), data(2, 4, 64, 32), data(2, 4, 64, 32)
-    assert kernels(q.scaled_dot_product_attention(k, v, is_causal=True)) == 3  # scores, softmax, mix
+    for length in (64, 256, 1000):
+        q, k, v = data(2, 4, length, 32), data(2, 4, length, 32), data(2, 4, length, 48)
+        assert kernels(q.scaled_dot_product_attention(k, v, is_causal=True)) == 1
+    assert kernels(q.scaled_dot_product_attention(k, v)) == 1  # rows of scores and of weights stay in scratch
+    assert kernels(q.scaled_dot_product_attention(k, v, data(length, length))) == 1
 
 
 def test_conv_bias_relu_is_one_kernel() -> None:

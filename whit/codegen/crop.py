@@ -27,9 +27,10 @@ from whit.uop.symbolic import conditions_of, conjunction, floordiv, from_linear,
 SHORTEST = 4  # loops of fewer iterations are left alone: a fixed length is worth more
 _DEPTH = 16  # how deep below a fold its masks are looked for
 
-Condition = tuple[UOp, bool]  # a bool node, and what it must be
-Needed = tuple[Condition, ...]  # nothing happens unless all of them are so
 Halfspace = tuple[dict[UOp, int], int]  # the sum of factor * term is below the number
+# a bool node and what it must be; or None and what a condition on the value in scratch says about its reader
+Condition = tuple[UOp, bool] | tuple[None, Halfspace]
+Needed = tuple[Condition, ...]  # nothing happens unless all of them are so
 
 
 def crop_loops(ast: UOp) -> UOp:
@@ -75,16 +76,63 @@ def _find_needed(value: UOp, op: Op, depth: int, memo: dict[UOp, Needed]) -> Nee
         and op is not Ops.MUL
     ):
         return _common(_needed(src[0], op, depth, memo), _needed(src[1], op, depth, memo))
+    if kind is Ops.INDEX:
+        return _needed_by_read(value, op, depth, memo)
     if op is not Ops.ADD:
         return ()
-    if kind is Ops.INDEX:
-        return _parts(src[2], True) if len(src) > 2 else ()
     if kind in (Ops.CAST, Ops.NEG) and src[0].dtype is not dtypes.index:
         return _needed(src[0], op, depth, memo)
     if kind is Ops.MUL:
         first = _needed(src[0], op, depth, memo) if is_finite(src[1], depth) else ()
         return _both(first, _needed(src[1], op, depth, memo) if is_finite(src[0], depth) else ())
     return ()
+
+
+def _needed_by_read(read: UOp, op: Op, depth: int, memo: dict[UOp, Needed]) -> Needed:
+    """Of a read: its mask if 0 changes nothing, and of scratch what the value needs that was stored there."""
+    mask = _parts(read.src[2], True) if len(read.src) > 2 and op is Ops.ADD else ()
+    fill = read.src[0]
+    if fill.op is not Ops.AFTER or len(fill.src) != 2 or (len(read.src) > 2 and op is not Ops.ADD):
+        return mask
+    end = fill.src[1]
+    store = end.src[0] if end.op is Ops.END else end
+    found: Needed = mask
+    for condition in _needed(store.src[2], op, depth, memo):
+        for half in halfspaces(condition):
+            seen = _as_reader_sees(half, frozenset(end.src[1:]), store.src[1], read.src[1])
+            found = found if seen is None else _both(found, ((None, seen),))
+    return found
+
+
+def _as_reader_sees(half: Halfspace, fills: frozenset[UOp], place: UOp, number: UOp) -> Halfspace | None:
+    """What a condition on the loops that fill scratch says about the element number that a read asks for;
+    None if it is not one on that number and on the loops around both.
+
+    fill r, s stores element r*8 + s if r*8 + s <= q;  the read of element k has k <= q
+    """
+    terms, limit = half
+    stored, offset = linear_form(place)
+    closed = {t: f for t, f in stored.items() if not fills.isdisjoint(t.ranges)}
+    mine = {t: f for t, f in terms.items() if not fills.isdisjoint(t.ranges)}
+    if not mine:
+        return half
+    first = next(iter(mine))
+    above, below = mine[first], closed.get(first, 0)
+    if {t: f * below for t, f in mine.items()} != {t: f * above for t, f in closed.items()}:
+        return None
+    asked, constant = linear_form(number)
+    rest = dict(asked)
+    for t, f in stored.items():
+        if t not in closed:
+            rest[t] = rest.get(t, 0) - f
+    rest[UOp.index(1)] = constant - offset
+    result = {t: f for t, f in terms.items() if t not in mine}
+    for t, f in rest.items():
+        if f * above % below:
+            return None
+        result[t] = result.get(t, 0) + f * above // below
+    moved = result.pop(UOp.index(1))
+    return {t: f for t, f in result.items() if f}, limit - moved
 
 
 def _both(a: Needed, b: Needed) -> Needed:
@@ -101,7 +149,7 @@ def _is_identity(node: UOp, op: Op) -> bool:
 
 def _parts(condition: UOp, wanted: bool) -> Needed:
     """The conditions that this one is made of when it must be `wanted`."""
-    found: dict[Condition, None] = {}
+    found: dict[tuple[UOp, bool], None] = {}
     stack = [(condition, wanted)]
     while stack:
         node, truth = stack.pop()
@@ -149,6 +197,8 @@ def _plain(node: UOp) -> UOp:
 
 def halfspaces(condition: Condition) -> list[Halfspace]:
     """What a condition says about linear forms of the loop counters; a comparison with data says nothing."""
+    if condition[0] is None:
+        return [condition[1]]
     node, truth = condition
     if node.op not in _MASKING or len(node.src) != 2:
         return []
@@ -341,6 +391,8 @@ class _Crop:
                 continue
             for condition in self.conditions(node):
                 parts = halfspaces(condition)
+                if condition[0] is None:
+                    continue
                 if len(parts) == 1 and self.is_exact(r, *parts[0], around):
                     self.holds[condition[0]] = UOp.const(condition[1], dtypes.bool), r
 

@@ -23,6 +23,8 @@ def estimate(ast: UOp) -> tuple[Sint, Sint]:
     for node in ast.toposort():
         op = node.op
         if op is Ops.INDEX or op is Ops.STORE:
+            if node.src[0].op is not Ops.PARAM:
+                continue  # scratch
             touched[node.src[0]] = _less(
                 touched.get(node.src[0], 0) + _times(node.src[1].ranges), node.src[0].arg.size
             )

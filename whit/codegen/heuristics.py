@@ -33,7 +33,7 @@ from whit.codegen.costs import (
     walks_lines,
 )
 from whit.codegen.opts import Axis, Opt, OptKind, axes
-from whit.codegen.rows import rows
+from whit.codegen.rows import rows, turn_rows
 from whit.codegen.scopes import Kernel, Scope
 from whit.codegen.target import Target
 from whit.helpers import NOOPT, ceildiv, round_up
@@ -303,7 +303,11 @@ def choose(ast: UOp, target: Target) -> tuple[Opt, ...]:
     if NOOPT or any(axis.size == 0 for axis in axes(ast)):  # loops that never run need no care
         return ()
     k = Kernel(ast, target)
-    if rows(k):
+    work = sum(k.work(scope) for scope in k.scopes)
+    row = rows(k)
+    if row is not None:
+        thread(k, work)
+        turn_rows(k, row)
         return tuple(k.table.opts)
     nest(k)
     work = sum(k.work(scope) for scope in k.scopes)

@@ -153,5 +153,7 @@ def _product(product: UOp) -> UOp:
 
 
 def _in_bounds(read: UOp) -> bool:
+    if read.src[0].op is not Ops.PARAM:
+        return False
     low, high = read.src[1].bounds
     return bool(low >= 0 and high < read.src[0].arg.size)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from whit.codegen.opts import AxisTable, Opt, OptError, OptKind
 from whit.codegen.target import Target
+from whit.codegen.transcendental import INSTRUCTIONS
 from whit.uop import AxisType, Ops, UOp, dtypes
 from whit.uop.symbolic import linear_form
 
@@ -199,7 +200,7 @@ def find_scopes(ast: UOp, fixed: set[int]) -> list[Scope]:
     """The scopes of a kernel, sources first. Axes that cannot be merged are added to `fixed`."""
     found: list[Scope] = []
     for node in ast.toposort():
-        if node.op is Ops.REDUCE:
+        if node.op is Ops.REDUCE or node.op is Ops.STAGE:
             found.append(_scope(node, node.ranges, node.src[1:], fixed))
         elif node.op is Ops.STORE and node in ast.src:
             found.append(_scope(node, (), (), fixed))
@@ -211,9 +212,9 @@ def find_scopes(ast: UOp, fixed: set[int]) -> list[Scope]:
 
 
 def _scope(node: UOp, loops: Iterable[UOp], reduces: Iterable[UOp], fixed: set[int]) -> Scope:
-    """`node` is the REDUCE or the STORE."""
+    """`node` is the REDUCE, the STAGE or the STORE."""
     scope = Scope(sorted(r.arg.uid for r in loops), sorted(r.arg.uid for r in reduces))
-    stack, seen = [node.src[0] if node.op is Ops.REDUCE else node], set()
+    stack, seen = [node if node.op is Ops.STORE else node.src[0]], set()
     while stack:
         part = stack.pop()
         if part in seen:
@@ -230,7 +231,7 @@ def _scope(node: UOp, loops: Iterable[UOp], reduces: Iterable[UOp], fixed: set[i
             fixed.update([r.arg.uid for r in part.src[0].ranges])
         if part.op.is_alu:
             axes = _numbers(part)
-            scope.ops[axes] = scope.ops.get(axes, 0.0) + 1.0
+            scope.ops[axes] = scope.ops.get(axes, 0.0) + INSTRUCTIONS.get(part.op, 1.0)
         stack += part.src
     if node.op is Ops.REDUCE and not _is_product_sum(node):
         axes = frozenset(scope.axes)
@@ -270,7 +271,9 @@ def _access(node: UOp, scope: Scope, fixed: set[int]) -> Access:
     fixed |= odd
     dtype = node.src[2].dtype if is_store else node.dtype
     deps = frozenset(scope.axes) if is_store else _numbers(node)
-    size: int = node.src[0].arg.size * dtype.itemsize
+    memory = node.src[0]
+    size = math.prod([r.src[0].vmax for r in memory.src[1:]]) if memory.op is Ops.STAGE else memory.arg.size
+    size *= dtype.itemsize
     return Access(strides, frozenset(odd), _numbers(index), deps, dtype.itemsize, size, is_store, blocks)
 
 

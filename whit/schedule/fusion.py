@@ -10,9 +10,10 @@ Units of cost: one vectorised arithmetic operation on one element (about 0.02 ns
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
-from whit.helpers import prod
+from whit.helpers import all_int, prod
 from whit.schedule.movement import (
     ZERO,
     Place,
@@ -23,7 +24,7 @@ from whit.schedule.movement import (
     through,
     unbound_shape,
 )
-from whit.uop import AxisType, Op, Ops, Sint, UOp, dtypes
+from whit.uop import AxisType, Op, Ops, Shape, Sint, UOp, dtypes
 
 OP_COST: dict[Op, float] = {
     Ops.FDIV: 4,
@@ -51,6 +52,33 @@ FEW_ROWS = 8  # fewer outer iterations than this cannot feed the threads
 # a reduction that uses an element more often than this wants a register tile: a loop nest of its own
 REUSE = 4.0
 CHAIN_LIMIT = 256  # ops fused into one kernel at most
+MOST_SHARED = 16  # shared values below another that are told apart
+# bytes that a value may take in scratch for one row; a tile of rows then stays in the second cache
+SCRATCH_ROW = 1 << 16
+SCRATCH_MOVE = 3.0  # moving an element through scratch
+# share of a value that is computed where a mask of positions, such as the causal one, cuts loops short
+MASKED = 0.6
+UNTILED = 0.15  # what a contraction loses beside other loops of one kernel, as a share of its cost
+# a value with this many times the elements that it is made of had better not lie in memory: moving its
+# elements counts as much more
+EXPANSION, PRESSURE = 1.5, 4.0
+
+
+class Stage(NamedTuple):
+    """An intermediate in scratch: for each round of the loops around it, all elements along some `axes` of a
+    value.
+
+    `ranges` are the loops that fill it and `place` the element that they compute; what it is read for has the
+    same indices as `place` on the other axes."""
+
+    axes: tuple[int, ...]
+    ranges: tuple[UOp, ...]
+    place: Place
+
+    def number(self, place: Place, shape: Shape) -> UOp:
+        """Which element of the scratch a place is."""
+        inner = Place(tuple([place.idxs[a] for a in self.axes]))
+        return flat_index(inner, tuple([shape[a] for a in self.axes]))
 
 
 class Home:
@@ -65,6 +93,8 @@ class Home:
         # sets of output loops that must come first, by inclusion
         self.hoisted: list[frozenset[UOp]] = []
         self.reduces: dict[tuple[UOp, Place], tuple[UOp, ...]] = {}
+        self.stages: dict[UOp, Stage] = {}
+        self.fills: set[UOp] = set()  # the loops that fill scratch
         # loops around each reduce loop, itself included
         self.enclosing: dict[UOp, frozenset[UOp]] = {}
 
@@ -97,11 +127,36 @@ class Home:
             found = self.reduces[node, place] = self.new_ranges(
                 tuple([shape[a] for a in node.arg.axes]), AxisType.REDUCE
             )
-            around = self.closure(loops_of(place))
-            for loop in found:
-                if loop.op is Ops.RANGE:
-                    around = around | {loop}
-                    self.enclosing[loop] = around
+            self._enclose(found, loops_of(place))
+        return found
+
+    def _enclose(self, inner: tuple[UOp, ...], loops: frozenset[UOp]) -> None:
+        """Remember the loops around new ones that stand inside of `loops`."""
+        around = self.closure(loops)
+        for loop in inner:
+            if loop.op is Ops.RANGE:
+                around = around | {loop}
+                self.enclosing[loop] = around
+
+    def staged_axes(self, places: list[Place]) -> tuple[int, ...] | None:
+        """The axes along which scratch would hold a value that is wanted at these places: all others have one
+        index, which only output loops change. None: there are none, or the value cannot stand in scratch."""
+        axes = []
+        for axis, idx in enumerate(places[0].idxs):
+            fixed = all(place.idxs[axis] is idx for place in places)
+            if not fixed or any(loop in self.enclosing for loop in idx.ranges):
+                axes.append(axis)
+        return tuple(axes) or None
+
+    def stage(self, node: UOp, axes: tuple[int, ...], places: list[Place]) -> Stage:
+        """Put a value into scratch."""
+        sizes = tuple([node.shape[a] if a in axes else 1 for a in range(node.ndim)])
+        fills = self.new_ranges(sizes, AxisType.REDUCE)
+        idxs = tuple([fill if a in axes else idx for a, (fill, idx) in enumerate(zip(fills, places[0].idxs))])
+        outer = tuple([idx for a, idx in enumerate(idxs) if a not in axes])
+        self._enclose(fills, loops_of(Place(outer)))
+        self.fills.update(fills)
+        found = self.stages[node] = Stage(axes, tuple([f for f in fills if f is not ZERO]), Place(idxs))
         return found
 
     def closure(self, loops: frozenset[UOp]) -> frozenset[UOp]:
@@ -122,12 +177,16 @@ class Home:
         """How often something that depends on this place is computed."""
         return product_of_sizes(self.closure(loops_of(place)))
 
+    def can_hoist(self, wanted: frozenset[UOp]) -> bool:
+        """Whether these can become the outermost output loops."""
+        if any(loop in self.enclosing for loop in wanted):
+            return False
+        return all(wanted <= other or other <= wanted for other in self.hoisted)
+
     def hoist(self, place: Place) -> bool:
         """Make the output loops of `place` the outermost, if what was hoisted before allows it."""
         wanted = loops_of(place)
-        if any(loop in self.enclosing for loop in wanted):
-            return False
-        if not all(wanted <= other or other <= wanted for other in self.hoisted):
+        if not self.can_hoist(wanted):
             return False
         if wanted not in self.hoisted:
             self.hoisted.append(wanted)
@@ -159,13 +218,22 @@ def count(node: UOp) -> float:
 
 class Costs:
     """Per element of a node: cost of computing it, ops in its expression; whether it reads memory at all.
-    `contractions`: reductions that use each element they read many times."""
+    `contractions`: reductions that use each element they read many times. `expansions`: values with many more
+    elements than what they are made of. `below`: shared values that `cost` takes to be in memory.
+    """
 
     def __init__(self) -> None:
         self.cost: dict[UOp, float] = {}
         self.ops: dict[UOp, int] = {}
         self.reads: dict[UOp, bool] = {}
         self.contractions: set[UOp] = set()
+        self.expansions: set[UOp] = set()
+        self.below: dict[UOp, frozenset[UOp]] = {}
+
+    def whole(self, node: UOp) -> float:
+        """Cost of an element when nothing that is shared lies in memory."""
+        size = max(1.0, count(node))
+        return self.cost[node] + sum([self.cost[s] * count(s) / size for s in self.below[node]])
 
 
 def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
@@ -179,8 +247,16 @@ def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
     seen: dict[UOp, tuple[float, int, bool]] = {}  # what a consumer sees
     # distinct elements that computing the whole node reads (shared sources count twice)
     read: dict[UOp, float] = {}
+    # the same, where expansions are not in memory
+    made_of: dict[UOp, float] = {}
+    below: dict[UOp, frozenset[UOp]] = {}  # as a consumer sees it
     for node in nodes:
         read[node] = sum([read[s] for s in node.src])
+        made_of[node] = sum([made_of[s] for s in node.src])
+        result.below[node] = frozenset().union(*[below[s] for s in node.src])
+        size = count(node)
+        if size > EXPANSION * max(1.0, made_of[node]):
+            result.expansions.add(node)
         if node.op is Ops.REDUCE and count(node.src[0]) > REUSE * max(1.0, read[node]):
             result.contractions.add(node)
         cost, ops, reads = _own_cost(node, seen)
@@ -195,8 +271,13 @@ def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
         shared = users.get(node, 0) > 1 and cost >= SHARED_COST and node.op not in _VIEWS
         in_memory = node in forced or node.op in (Ops.BUFFER, Ops.AFTER, Ops.COPY) or (shared and reads)
         seen[node] = (1.0, 1, True) if in_memory else (cost, ops, reads)
+        below[node] = result.below[node]
         if in_memory:
-            read[node] = count(node)
+            is_sure = node in forced or node.op in (Ops.BUFFER, Ops.AFTER, Ops.COPY)
+            below[node] = frozenset() if is_sure or len(below[node]) > MOST_SHARED else below[node] | {node}
+            read[node] = size
+            if node not in result.expansions or node.op in (Ops.BUFFER, Ops.AFTER, Ops.COPY):
+                made_of[node] = size
     return result
 
 
@@ -255,12 +336,18 @@ def decide(root: UOp, outputs: dict[UOp, str]) -> Fusion:
             wanted.setdefault(node.src[1], {})[id(home), home.place] = home
             continue
         places = wanted.pop(node, {})
-        reason = forced.get(node) or (_why_realize(node, places, costs) if places else None)
+        reason = forced.get(node)
+        if reason is None and places:
+            reason = _why_realize(node, places, costs)
         if reason is not None:
             home = fusion.homes[node] = Home(node, reason)
             places = {(id(home), home.place): home}
             if op is Ops.COPY:
                 continue
+        for home in {id(home): home for home in places.values()}.values():
+            if node in home.stages:
+                places = {key: other for key, other in places.items() if other is not home}
+                places[id(home), home.stages[node].place] = home
         for (_, place), home in places.items():
             for source, at in sources_at(node, place, home):
                 wanted.setdefault(source, {})[id(home), at] = home
@@ -305,17 +392,20 @@ def take_places(node: UOp, place: Place, value: UOp | None) -> tuple[Place, Plac
 
 
 def _why_realize(node: UOp, places: dict[tuple[int, Place], Home], costs: Costs) -> str | None:
-    """The reason for which a value gets memory, or None if it is computed inside its consumers."""
+    """The reason for which a value gets memory, or None if it is computed inside its consumers: in place, or
+    into their scratch (see `Home.stages`)."""
     if node.op in _VIEWS or node.op.category == "source" or count(node) == 0:
         return None
     size, cost = max(1.0, count(node)), costs.cost[node]
+    dear = cost * size >= SMALL_WORK / 10
+    if dear and _put_in_scratch(node, places, costs):
+        return None
     if node.op is Ops.REDUCE:
         reason = _starves_threads(node, places, cost * size)
         if reason is None and node in costs.contractions and cost * size >= SMALL_WORK:
             reason = _spoils_tile(places)
         if reason is not None:
             return reason
-    dear = cost * size >= SMALL_WORK / 10
     evaluations = 0.0
     for (_, place), home in places.items():
         times = home.evaluations(place)
@@ -332,6 +422,62 @@ def _why_realize(node: UOp, places: dict[tuple[int, Place], Home], costs: Costs)
     return None
 
 
+def _put_in_scratch(node: UOp, places: dict[tuple[int, Place], Home], costs: Costs) -> bool:
+    """Stage a value in all homes that would compute an element of it several times, if that is cheaper than
+    memory and than computing it again."""
+    size, cost = max(1.0, count(node)), costs.whole(node)
+    wanted: dict[int, list[Place]] = {}
+    for number, place in places:
+        wanted.setdefault(number, []).append(place)
+    by_home = {id(home): home for home in places.values()}
+    move = NEAR if size * node.dtype.itemsize < NEAR_BYTES else FAR
+    if move == FAR and node in costs.expansions:
+        move *= PRESSURE
+    memory = size * (cost + move * (1 + len(wanted))) + LAUNCH
+    filling = cost * (1 + UNTILED) * (MASKED if _is_masked(node, costs) else 1.0) + 2 * SCRATCH_MOVE
+    total = again = 0.0
+    staged: list[tuple[Home, tuple[int, ...]]] = []
+    for number, at in wanted.items():
+        home = by_home[number]
+        evaluations = sum([home.evaluations(place) for place in at])
+        memory += evaluations * READ
+        axes = home.staged_axes(at)
+        fills = _fill_evaluations(node, home, at[0], axes)
+        inline, scratch = evaluations * cost, evaluations * READ
+        scratch += fills * filling
+        again += inline
+        if axes is not None and scratch < inline:
+            staged.append((home, axes))
+        total += min(inline, scratch)
+    if not staged or total >= memory or again <= RELUCTANCE * total:
+        return False
+    for home, axes in staged:
+        home.hoist(_outer(wanted[id(home)][0], axes))
+        home.stage(node, axes, wanted[id(home)])
+    return True
+
+
+def _is_masked(node: UOp, costs: Costs) -> bool:
+    """Whether positions alone decide where the value is computed."""
+    return node.op is Ops.WHERE and node.src[0].ndim > 1 and not costs.reads[node.src[0]]
+
+
+def _outer(place: Place, axes: tuple[int, ...]) -> Place:
+    return Place(tuple([idx for axis, idx in enumerate(place.idxs) if axis not in axes]))
+
+
+def _fill_evaluations(node: UOp, home: Home, place: Place, axes: tuple[int, ...] | None) -> float:
+    """How many elements filling scratch computes; infinite if it is too large, or of a symbolic size."""
+    lengths = [node.shape[axis] for axis in axes or ()]
+    row = prod(lengths) if all_int(lengths) else 0
+    if not row or row * node.dtype.itemsize > SCRATCH_ROW:
+        return math.inf
+    outer = loops_of(_outer(place, axes or ()))
+    if not home.can_hoist(outer):
+        return row * product_of_sizes(home.closure(outer))
+    return row * product_of_sizes(outer)
+
+
 def _starves_threads(node: UOp, places: dict[tuple[int, Place], Home], work: float) -> str | None:
     """A reduction inside a kernel with too few outer iterations runs on one thread: better a kernel of its
     own."""
@@ -346,12 +492,13 @@ def _starves_threads(node: UOp, places: dict[tuple[int, Place], Home], work: flo
 
 
 def _spoils_tile(places: dict[tuple[int, Place], Home]) -> str | None:
-    """A contraction may share a kernel with elementwise work on its own result and with sums over it, not
-    with loops that only others need."""
+    """A contraction may share a kernel with elementwise work on its own result and with sums over it, and
+    fill scratch, not stand in loops that only others need."""
     if len(places) > 1:
         return "a contraction wanted at several places"
     for (_, place), home in places.items():
-        if not frozenset(home.order) <= loops_of(place):
+        loops = loops_of(place)
+        if not frozenset(home.order) <= loops and loops.isdisjoint(home.fills):
             return "a contraction inside other loops"
     return None
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from whit.schedule.fusion import Fusion, Home, sources_at, store_place, take_places
+from whit.helpers import prod
+from whit.schedule.fusion import Fusion, Home, Stage, sources_at, store_place, take_places
 from whit.schedule.movement import ZERO, Place, flat_index, index_dtype, memory_of, through, unbind
-from whit.uop import Ops, ParamArg, ReduceArg, UOp, dtypes
+from whit.uop import Ops, ParamArg, ReduceArg, StageArg, UOp, dtypes
 from whit.uop.ops import identity
 from whit.uop.symbolic import conjunction
 from whit.uop.uop import alu
@@ -111,6 +112,9 @@ class _Lowering:
         """Sub-expressions that must be built first."""
         if self.in_memory(node):
             return []
+        stage = self.home.stages.get(node)
+        if stage is not None and place is not stage.place and place != stage.place:
+            return [(node, stage.place)]
         if node.op is Ops.TAKE:
             _, index_place = take_places(node, place, None)
             index = self.memo.get((node.src[1], index_place))
@@ -131,6 +135,9 @@ class _Lowering:
         op = node.op
         if self.in_memory(node):
             return self.read(node, place)
+        stage = self.home.stages.get(node)
+        if stage is not None and place != stage.place:
+            return self.staged(node, stage, place, sources[0])
         if op.is_alu:
             return alu(op, *sources)
         if op is Ops.CAST:
@@ -160,6 +167,16 @@ class _Lowering:
             return node
         return sources[0]  # movement that only changed the place; CONTIGUOUS, DETACH
 
+    def staged(self, node: UOp, stage: Stage, place: Place, value: UOp) -> UOp:
+        """A read of the scratch that holds a value; equal scratch is one node."""
+        number = list(self.home.stages).index(node)
+        scratch = UOp(Ops.STAGE, node.dtype, (value, *stage.ranges), StageArg("local", number))
+        index = stage.number(place, node.shape)
+        source: tuple[UOp, ...] = (scratch, index)
+        if place.valid is not None and not (index.vmin >= 0 and index.vmax < scratch_size(stage)):
+            source = (*source, place.valid)
+        return UOp(Ops.INDEX, node.dtype, source)
+
     def read(self, node: UOp, place: Place) -> UOp:
         self.kernel.reads[node] = None
         index = flat_index(place, node.shape)
@@ -167,6 +184,12 @@ class _Lowering:
         if place.valid is None or (index.vmin >= 0 and index.vmax < elements(node)):
             return UOp(Ops.INDEX, node.dtype, source)  # in range whatever the condition says
         return UOp(Ops.INDEX, node.dtype, (*source, place.valid))
+
+
+def scratch_size(stage: Stage) -> int:
+    """Elements that a stage holds."""
+    size: int = prod([r.src[0].arg for r in stage.ranges])
+    return size
 
 
 def _unless_certain(condition: UOp) -> UOp | None:

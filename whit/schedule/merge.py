@@ -90,10 +90,12 @@ def _partner(
 
 
 def _is_light(kernel: Kernel) -> bool:
-    """No contraction inside: every read below a REDUCE depends on all the output loops that the REDUCE
-    depends on, so nothing is read again and again, and a register tile would gain nothing."""
+    """No contraction and no scratch inside: every read below a REDUCE depends on all the output loops that
+    the REDUCE depends on, so nothing is read again and again, and a register tile would gain nothing."""
     for _, _, value, _ in kernel.stores:
         for node in value.toposort():
+            if node.op is Ops.STAGE:
+                return False
             if node.op is Ops.REDUCE and node.ranges:
                 for inner in node.src[0].toposort(lambda n: n.op is Ops.REDUCE):
                     if inner.op is Ops.INDEX and node.ranges - inner.src[1].ranges:

@@ -398,23 +398,33 @@ class FunctionalMixin(LinalgMixin):
         wide = dtypes.float32 if common in NARROW else common
         factor = 1 / math.sqrt(self._known_size(-1)) if scale is None else scale
         scores = self.matmul(key.transpose(-2, -1), dtype=wide) * factor  # (…, h, l, s)
+        seen: Self | None = None
         if is_causal:
             rows = iota(scores.shape[-2], dtypes.int32).reshape((scores.shape[-2], 1))
             seen = self._wrap(iota(scores.shape[-1], dtypes.int32).le(rows))
-            scores = seen.where(scores, -math.inf)
         elif attn_mask is not None:
             mask = self._of(attn_mask)
-            scores = mask.where(scores, -math.inf) if mask.dtype.is_bool else scores + mask
-        weights = scores.softmax(-1) if attn_mask is None else scores._softmax_or_zero()
-        return weights.cast(common).dropout(dropout_p).matmul(value)
+            seen, scores = (mask, scores) if mask.dtype.is_bool else (None, scores + mask)
+        e = scores._exponentials(seen, attn_mask is not None)
+        total = self._wrap(_sum_keep(e.uop, (e.ndim - 1,)))  # (…, h, l, 1)
+        if attn_mask is not None:
+            total = total.maximum(2.0 ** -126)
+        if TRAINING and dropout_p:
+            return (e * total.reciprocal()).cast(common).dropout(dropout_p).matmul(value)
+        # the sums of a row divide its result, not its weights: e different divisions a row instead of s
+        mixed = e.cast(common).matmul(value, dtype=promote(wide, value.dtype))
+        return (mixed * total.reciprocal()).cast(promote(common, value.dtype))
 
-    def _softmax_or_zero(self) -> Self:
-        """softmax over the last axis of a wide float; zeros where a row is -inf throughout, as nothing is
-        seen there."""
-        axes = (self.ndim - 1,)
-        peak = self._wrap(_keep(self.uop, self.uop.reduce(Ops.MAX, axes), axes).detach())
-        e = (self - peak.ne(-math.inf).where(peak, 0.0)).exp()
-        return e * self._wrap(_sum_keep(e.uop, axes)).maximum(2.0 ** -126).reciprocal()
+    def _exponentials(self, seen: Self | None, may_see_nothing: bool) -> Self:
+        """exp(x - peak) of the last axis's maximum among what is seen, and 0 of the rest. The choice stands
+        outside too, where the compiler finds it: sums over what is seen only run so far."""
+        x = self if seen is None else seen.where(self, -math.inf)
+        axes = (x.ndim - 1,)
+        peak = self._wrap(_keep(x.uop, x.uop.reduce(Ops.MAX, axes), axes).detach())
+        if may_see_nothing:
+            peak = peak.ne(-math.inf).where(peak, 0.0)
+        e = (x - peak).exp()
+        return e if seen is None else seen.where(e, 0.0)
 
     def _known_size(self, axis: int) -> int:
         size = self.shape[axis]
