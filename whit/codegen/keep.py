@@ -17,21 +17,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from whit.codegen.target import Target
-from whit.uop import AxisType, Op, Ops, RangeArg, StageArg, UOp, dtypes
+from whit.codegen.transcendental import INSTRUCTIONS
+from whit.uop import AxisType, Ops, RangeArg, StageArg, UOp, dtypes
 from whit.uop.symbolic import simplify
 
-# instructions of what is dearer than one
-_INSTRUCTIONS: dict[Op, int] = {
-    Ops.EXP2: 17,
-    Ops.LOG2: 20,
-    Ops.SIN: 60,
-    Ops.ERF: 40,
-    Ops.POW: 60,
-    Ops.THREEFRY: 100,
-    Ops.RECIPROCAL: 8,
-    Ops.FDIV: 8,
-    Ops.SQRT: 8,
-}
 WORTH = 10  # instructions for which an element is written to scratch and read back
 VECTORS = 2  # computed side by side when scratch is filled
 
@@ -49,7 +38,7 @@ class _Loop:
 def keep_values(ast: UOp, target: Target) -> UOp:
     """The kernel, tiled or not, with dear values that two loops compute kept in a task's own scratch."""
     order = ast.toposort()
-    if not target.vector_bytes or target.has_local or not any(node.op in _INSTRUCTIONS for node in order):
+    if not target.vector_bytes or target.has_local or not any(node.op in INSTRUCTIONS for node in order):
         return ast
     loops = [loop for node in order for loop in _loops_of(node)]
     if len(loops) < 2:
@@ -140,12 +129,12 @@ def _generalised(loop: _Loop, counter: UOp) -> dict[UOp, UOp]:
     return result
 
 
-def _cost(value: UOp, counter: UOp) -> int:
+def _cost(value: UOp, counter: UOp) -> float:
     """Instructions that an element takes, without its reads."""
     parts = value.toposort(lambda n: counter not in n.ranges or n.dtype is dtypes.index)
     return sum(
         [
-            _INSTRUCTIONS.get(n.op, 1)
+            INSTRUCTIONS.get(n.op, 1.0)
             for n in parts
             if counter in n.ranges and n.op.is_alu and n.dtype is not dtypes.index
         ]

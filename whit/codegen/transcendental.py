@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from whit.uop.dtype import DType, dtypes
-from whit.uop.ops import Ops
+from whit.uop.ops import Op, Ops
 from whit.uop.uop import UOp, alu
 
 F32, F64 = dtypes.float32, dtypes.float64
@@ -460,6 +460,11 @@ def _pow_special(x: UOp, y: UOp, absolute: UOp, positive: UOp) -> UOp:
     return (x.equal(1.0) | y.equal(0.0)).where(1.0, result)
 
 
+# what counts for more than one instruction; divisions keep their unit busy for as long as that
+INSTRUCTIONS: dict[Op, float] = {
+    Ops.EXP2: 17.0, Ops.LOG2: 24.0, Ops.SIN: 70.0, Ops.ERF: 40.0, Ops.POW: 70.0, Ops.THREEFRY: 100.0,
+    Ops.RECIPROCAL: 8.0, Ops.FDIV: 8.0, Ops.SQRT: 10.0,
+}
 FUNCTIONS: dict[object, Callable[[UOp, bool], UOp]] = {
     Ops.EXP2: exp2, Ops.LOG2: log2, Ops.SIN: sin, Ops.ERF: erf,
 }
