@@ -278,6 +278,8 @@ class AxisTable:
         store = ends[0].src[0] if ends[0].op is Ops.END else ends[0]
         if len(ends) != 1 or len(reduces) != 1:
             why = "the kernel has other sums or stores"
+        elif ends[0].op is not Ops.END:
+            why = "the result is one element, outside of any loop"
         elif reduces[0].arg.op is not Ops.ADD or reduces[0].dtype is not store.src[0].dtype:
             why = "the result has no place for partial sums: another operation or dtype"
         elif ends[0].op is Ops.END and reduces[0].ranges != frozenset(ends[0].src[1:]):

@@ -31,9 +31,12 @@ def reads_of(ast: UOp) -> list[UOp]:
     expression around it that depends on the same ranges, such as a conversion to a wider type."""
     order = ast.toposort()
     users: dict[UOp, list[UOp]] = {}
+    folding: set[UOp] = set()  # values made of sums: a copy of one would close the RANGEs of the sum twice
     for node in order:
         for source in node.src:
             users.setdefault(source, []).append(node)
+        if node.op is Ops.REDUCE or not folding.isdisjoint(node.src):
+            folding.add(node)
     found: dict[UOp, None] = {}
     for node in order:
         if (
@@ -41,13 +44,14 @@ def reads_of(ast: UOp) -> list[UOp]:
             and node.src[0].op is Ops.PARAM
             and node.ranges
             and node.dtype is not dtypes.index
+            and node not in folding
         ):
-            found[_grown(node, users)] = None
+            found[_grown(node, users, folding)] = None
     return list(found)
 
 
-def _grown(node: UOp, users: dict[UOp, list[UOp]]) -> UOp:
-    while len(users[node]) == 1:
+def _grown(node: UOp, users: dict[UOp, list[UOp]], folding: set[UOp]) -> UOp:
+    while len(users[node]) == 1 and users[node][0] not in folding:
         user = users[node][0]
         if (not user.op.is_alu and user.op is not Ops.CAST) or user.ranges != node.ranges:
             break
