@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 
@@ -47,6 +48,9 @@ def main() -> None:
         raise SystemExit(f"bench: no row matches {' '.join(options.only)}; --list names all {len(ROWS)}")
     statistic = STATISTICS["min" if options.min else "median"]
     start = time.perf_counter()
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(f"others use this machine (load {load:.1f}): peers that wait for all their threads suffer most")
     machine = probe.measure(probe.host())
     print(probe.describe(machine))
     print(HEADER)

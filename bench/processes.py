@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -18,7 +19,8 @@ from bench.rows import Row
 
 ROOT = Path(__file__).parent.parent
 Show = Callable[[Row, dict[str, Any]], None]
-# glibc then serves large blocks from memory that is in use already: peers without out= reuse theirs too
+PATIENCE = 420.0  # seconds for one whole program
+# with these glibc serves large blocks from memory that is in use already: peers without out= reuse theirs too
 REUSE = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 28)}
 
 
@@ -76,57 +78,71 @@ def command(row: Row, who: str) -> list[str]:
 
 
 def once(row: Row, who: str, cache: Path) -> float:
-    """One process: the figure it reports, or the seconds of its whole life."""
+    """One process: the figure it reports, or the seconds of its whole life. RuntimeError if it fails."""
     start = time.perf_counter()
-    done = subprocess.run(
-        command(row, who),
-        env=environment() | caches(cache),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            command(row, who),
+            env=environment() | caches(cache),
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=False,
+            timeout=PATIENCE,
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"not done after {PATIENCE:.0f} s") from None
     life = time.perf_counter() - start
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise RuntimeError(f"{who}: {last}")
+        raise RuntimeError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
     return life if row.code else float(json.loads(done.stdout.splitlines()[-1])["figure"])
 
 
-def programs(row: Row, rounds: int) -> dict[str, Any]:
-    """Everybody's processes in turn. A warm cache is filled by a first round that does not count."""
+def programs(row: Row, rounds: int, folder: Path) -> dict[str, Any]:
+    """Everybody's processes in turn, caches under `folder`. A warm cache is what an earlier row of the same
+    program left there, or is filled by a first round that does not count. A peer that fails is left out."""
     samples: dict[str, list[float]] = {"whit": []}
     samples |= {peer: [] for goal in row.goals for peer in goal.peers}
     if row.less_bare:
         samples["bare"] = []
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            for number in range(rounds + (row.cache == "warm")):
-                for who, list_ in samples.items():
-                    cache = Path(folder, who)
-                    if row.cache == "cold":
-                        shutil.rmtree(cache, ignore_errors=True)
-                    cache.mkdir(exist_ok=True)
-                    seconds = once(row, who, cache)
-                    if number or row.cache == "cold":
-                        list_.append(seconds)
-    except RuntimeError as error:
-        return {"name": row.name, "error": str(error)}
+    failures: dict[str, str] = {}
+    filled = {who: row.cache == "warm" and (folder / who).exists() for who in samples}
+    for number in range(rounds + (not all(filled.values()) and row.cache == "warm")):
+        for who, list_ in samples.items():
+            cache = folder / who
+            if row.cache == "cold":
+                shutil.rmtree(cache, ignore_errors=True)
+            cache.mkdir(parents=True, exist_ok=True)
+            if who in failures or len(list_) == rounds:
+                continue
+            try:
+                seconds = once(row, who, cache)
+            except RuntimeError as error:
+                failures[who] = str(error)
+                continue
+            if number or filled[who] or row.cache == "cold":
+                list_.append(seconds)
+    if "whit" in failures:
+        return {"name": row.name, "error": failures["whit"]}
     bare = samples.pop("bare", [0.0] * rounds)
+    kept = {who: list_ for who, list_ in samples.items() if who not in failures}
     return {
         "name": row.name,
-        "samples": {who: [s - b for s, b in zip(list_, bare)] for who, list_ in samples.items()},
+        "samples": {who: [s - b for s, b in zip(list_, bare)] for who, list_ in kept.items()},
+        "failures": failures,
     }
 
 
 def measure(rows: list[Row], rounds: int, show: Show) -> None:
     """Measure the rows in order and show each as soon as it is there."""
-    for (group, racing), members in groupby(rows, key=lambda row: (row.group, bool(row.work))):
-        list_ = list(members)
-        if racing:
-            variables = environment() | (REUSE if group == "memory" else {})
-            for row, result in zip(list_, race(list_, rounds, variables)):
-                show(row, result)
-        else:
-            for row in list_:
-                show(row, programs(row, rounds or row.rounds))
+    with tempfile.TemporaryDirectory() as folder:
+        for (group, racing), members in groupby(rows, key=lambda row: (row.group, bool(row.work))):
+            list_ = list(members)
+            if racing:
+                variables = environment() | (REUSE if group == "memory" else {})
+                for row, result in zip(list_, race(list_, rounds, variables)):
+                    show(row, result)
+            else:
+                for row in list_:
+                    shared = Path(folder, row.program or hashlib.sha256(row.code.encode()).hexdigest()[:16])
+                    show(row, programs(row, rounds or row.rounds, shared))

@@ -44,7 +44,8 @@ class Verdict:
 
 @dataclass
 class Figure:
-    """What a row came to. seconds (or bytes): by contender; the limits: what the machine needs at least."""
+    """What a row came to. seconds (or bytes): by contender; the limits: what the machine needs at least;
+    failures: peers that were left out, and why."""
 
     name: str
     unit: str = "s"
@@ -55,6 +56,7 @@ class Figure:
     bytes: float = 0.0
     verdicts: list[Verdict] = field(default_factory=list)
     samples: dict[str, list[float]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
     error: str = ""
 
     @property
@@ -104,6 +106,7 @@ def figure(row: Row, result: dict[str, Any], statistic: Statistic) -> Figure:
         result.get("bytes", 0.0),
         verdicts,
         result["samples"],
+        result.get("failures", {}),
     )
 
 
@@ -131,6 +134,7 @@ def lines(result: Figure) -> str:
     peers = ", ".join(
         f"{name} {amount(value, result.unit)}" for name, value in result.seconds.items() if name != "whit"
     )
+    peers += "".join(f"; {name} left out: {reason}" for name, reason in result.failures.items())
     first = mine, limit, share
     rows = [
         columns(result.name, *first, *verdict.cells(), peers)

@@ -51,9 +51,17 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
             "name": row.name,
             "error": f"whit differs from {names[1]} by {error:.3g} of the greatest value",
         }
+    failures = {}
+    for name in names[2:]:  # the first two have run
+        try:
+            work.contenders[name]()
+        except Exception as reason:  # a peer that cannot do it is left out
+            failures[name] = f"{type(reason).__name__}: {reason}".splitlines()[0]
+            del work.contenders[name]
     return {
         "name": row.name,
         "samples": race(work.contenders | limits(work), rounds, row.patience),
+        "failures": failures,
         "difference": error,
         "flops": work.flops,
         "bytes": work.read + work.written,
