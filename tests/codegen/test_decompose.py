@@ -42,6 +42,22 @@ def nasty(dtype: DType) -> np.ndarray:
 # ---- integers
 
 
+@pytest.mark.parametrize("op", [Ops.CMPEQ, Ops.CMPNE], ids=lambda v: v.name)
+@pytest.mark.parametrize("dtype", [dtypes.int64, dtypes.uint64], ids=lambda d: d.name)
+def test_labels_and_counters(op: Op, dtype: DType) -> None:
+    """A label of 64 bits equals a counter of a loop where it does, also when it fits no 32 bits."""
+    counter = UOp.range(1000, AxisType.REDUCE, 0)
+    labels = [0, 1, 999, 1000, 1 << 31, (1 << 32) + 5, (1 << 63) - 1, 5]
+    labels += [-1, -5, -(1 << 63)] if dtype is dtypes.int64 else [(1 << 64) - 1, (1 << 64) - 995]
+    for order in (1, -1):
+        root = lowered(alu(op, *(operand(dtype), counter.cast(dtype))[::order]), STORING)
+        (wide,) = {n.dtype for n in root.toposort() if n.op is Ops.CAST and n.src[0] is counter}
+        assert wide is dtypes.int32
+        for k in (0, 5, 999):
+            got = compute(root.substitute({counter: UOp.index(k)}), np.array(labels, NUMPY[dtype]))
+            assert got.tolist() == [(label == k) is (op is Ops.CMPEQ) for label in labels]
+
+
 def wrapped(value: int, dtype: DType) -> int:
     value &= (1 << dtype.bitsize) - 1
     return value - (1 << dtype.bitsize) if dtype.kind == "i" and value >> (dtype.bitsize - 1) else value

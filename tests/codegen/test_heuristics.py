@@ -35,8 +35,10 @@ from tests.codegen.opts_kernels import (
 )
 from whit.codegen.heuristics import choose
 from whit.codegen.opts import Opt, OptKind, apply, axes
+from whit.codegen.pipeline import generate
 from whit.helpers import Context
-from whit.uop import AxisType, Ops, UOp
+from whit.renderer import CPU_OPS
+from whit.uop import AxisType, Ops, UOp, dtypes
 
 TARGETS = [AVX512, SSE, SCALAR, GROUPS]
 
@@ -233,3 +235,24 @@ def test_axes_that_enter_values_are_not_merged():
     ast = UOp.sink(store(param(0, 128), i * 16 + j, value, i, j))
     assert all(o.kind is not OptKind.MERGE for o in choose(ast, AVX512))
     assert not any(u.op is Ops.FLOORDIV for u in apply(ast, choose(ast, AVX512), AVX512).toposort())
+
+
+def test_labels_of_64_bits_do_not_halve_the_vectors() -> None:
+    """A sum over the classes of what a label picks: the label is read once a row."""
+    (i,), (k,) = loops(64), folds(1, 1024)
+    label = read(param(2, 64, dtypes.int64), i)
+    value = label.equal(k.cast(dtypes.int64)).where(read(param(1, 64 << 10), i * 1024 + k), 0.0)
+    ast = UOp.sink(store(param(0, 64), i, fold(Ops.ADD, value, k), i))
+    linear = generate(ast, AVX512._replace(native=CPU_OPS)).linear
+    assert {u.dtype.count for u in linear.src if u.op is Ops.LOAD and u.dtype.scalar is F32} == {16}
+    assert not any(u.dtype.count > 1 for u in linear.src if u.dtype.scalar is dtypes.int64)
+
+
+def test_dear_sums_have_few_vectors_side_by_side() -> None:
+    (i,), (k,) = loops(64), folds(1, 1 << 14)
+    x = read(param(1, 64 << 14), i * (1 << 14) + k)
+    cheap, dear = (
+        sizes(UOp.sink(store(param(0, 64), i, fold(Ops.ADD, value, k), i)))[AxisType.UNROLL][0]
+        for value in (x, x.alu(Ops.EXP2))
+    )
+    assert cheap == 128 and dear == 64

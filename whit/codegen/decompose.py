@@ -239,6 +239,27 @@ def _threefry(u: UOp, ctx: Target) -> UOp | None:
     return None if Ops.THREEFRY in ctx.native else threefry(u.src[0], u.src[1])
 
 
+def _compare_counter(u: UOp, ctx: Target) -> UOp | None:
+    """A label of 64 bits compared with a loop's counter: in 32 bits, so that twice as many lanes fit.
+    Outside of the loop the label becomes -1, which no counter is, if it is no counter's value.
+
+    Before:  CMPEQ(label, CAST(k))
+    After:   CMPEQ(CAST(WHERE(0 <= label < 1000, label, -1)), CAST(k))      for k below 1000
+    """
+    if u.src[0].dtype not in (dtypes.int64, dtypes.uint64):
+        return None
+    for label, counter in (u.src, u.src[::-1]):
+        if counter.op is not Ops.CAST or counter.src[0].dtype is not dtypes.index:
+            continue
+        number = counter.src[0]
+        low, high = number.bounds
+        if low >= 0 and high < 1 << 31 and not number.ranges <= label.ranges:
+            inside = label.ge(0) & label.le(int(high))
+            narrow = inside.where(label.cast(dtypes.int32), -1)
+            return alu(u.op, narrow, number.cast(dtypes.int32))
+    return None
+
+
 # ---- the rules ---------------------------------------------------------------------------------------------
 
 
@@ -252,6 +273,7 @@ def _on(ops: Op | tuple[Op, ...], function: Rewrite, dtype: DType | None = None)
 RULES = PatternMatcher([
     _on((Ops.ADD, Ops.MUL), _add_mul_bool, dtypes.bool),
     _on((Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ, Ops.CMPNE), _compare_bool),
+    _on((Ops.CMPEQ, Ops.CMPNE), _compare_counter),
     _on(Ops.CAST, _cast_to_bool, dtypes.bool),
     _on(Ops.EXP2, _exponential),
     _on((Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.ERF, Ops.POW), _function),

@@ -41,6 +41,7 @@ from whit.uop import AxisType, UOp
 
 THREAD_WORK = 50_000  # operations and elements below which a second thread costs more than it brings
 TASK_WORK = 20_000  # the least work of one task
+MOST_SIDE_BY_SIDE = 96  # instructions of several vectors of a sum: more fill no gaps and take registers
 
 
 # ---- 1 nest ----------------------------------------------------------------------------------------------
@@ -199,6 +200,7 @@ def _reduce_steps(k: Kernel, scope: Scope, vector: int, tile: dict[int, int]) ->
             outputs * amount <= 8 * k.lanes
             and size >= 2 * amount
             and code <= MOST_CODE
+            and amount / k.lanes * scope.alus <= MOST_SIDE_BY_SIDE
             and round_up(size, amount) <= size * 1.1
         ):
             return amount

@@ -23,6 +23,7 @@ from whit.uop.symbolic import linear_form
 
 Axes = frozenset[int]
 LINE = 64  # bytes of a cache line
+RARE = 1 / 32  # share of a body's runs below which an access does not decide how wide vectors are
 
 
 @dataclass(eq=False, slots=True)
@@ -74,9 +75,11 @@ class Kernel:
         self.fixed: set[int] = set()  # axes that enter comparisons or values, so that they cannot be merged
         self.scopes = find_scopes(ast, self.fixed)
         self.original = {number: self.size(number) for number in self.table.axes}
-        widest = max([a.itemsize for s in self.scopes for a in s.accesses], default=4)
-        self.lanes = max(1, target.vector_bytes // max(1, widest))  # of the widest type that is touched
         self.weigh()
+        accesses = [a for s in self.scopes for a in s.accesses]
+        often = [a for a in accesses if a.weight > RARE] or accesses
+        widest = max([a.itemsize for a in often], default=4)
+        self.lanes = max(1, target.vector_bytes // max(1, widest))  # of the widest type that is touched often
 
     def size(self, number: int) -> int:
         """The present size of an axis; of a symbolic one its greatest."""
