@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -65,7 +66,10 @@ def race(rows: list[Row], rounds: int, variables: dict[str, str]) -> Iterator[di
             if left:
                 errors.seek(0)
                 last = (errors.read().decode(errors="replace").strip().splitlines() or [""])[-1]
-                yield {"name": left.pop(0), "error": f"the worker died with {code}: {last}"}
+                how = (
+                    f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+                )
+                yield {"name": left.pop(0), "error": f"the process {how} {last}".rstrip()}
 
 
 # ---- whole programs ----------------------------------------------------------------------------------------
@@ -93,6 +97,8 @@ def once(row: Row, who: str, cache: Path) -> float:
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"not done after {PATIENCE:.0f} s") from None
     life = time.perf_counter() - start
+    if done.returncode < 0:
+        raise RuntimeError(f"the process was killed by {signal.Signals(-done.returncode).name}")
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
     return life if row.code else float(json.loads(done.stdout.splitlines()[-1])["figure"])

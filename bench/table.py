@@ -11,13 +11,13 @@ from bench.rows import Goal, Row
 
 Statistic = Callable[[list[float]], float]
 STATISTICS: dict[str, Statistic] = {"median": statistics.median, "min": min}
-COLUMNS = ("whit", "limit", "share", "ratio", "goal", "", "peers")
+COLUMNS = ("whit", "limit", "of", "share", "ratio", "goal", "", "peers")
 
 
 def columns(name: str, *cells: str) -> str:
     """A line of the table."""
-    mine, limit, share, ratio, goal, met, peers = cells
-    left = f"{name:44s} {mine:>9s}  {limit:>9s} {share:>5s} {ratio:>7s}"
+    mine, limit, bound, share, ratio, goal, met, peers = cells
+    left = f"{name:44s} {mine:>9s}  {limit:>9s} {bound:5s} {share:>5s} {ratio:>8s}"
     return f"{left}  {goal:24s} {met:6s}  {peers}".rstrip()
 
 
@@ -64,8 +64,13 @@ class Figure:
         """The least time by the limit that binds; 0 if the row declares none."""
         return max(self.limit_flops, self.limit_bytes)
 
+    @property
+    def bound(self) -> str:
+        """Which limit that is."""
+        return "" if not self.limit else "flops" if self.limit_flops >= self.limit_bytes else "bytes"
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"limit": self.limit}
+        return asdict(self) | {"limit": self.limit, "bound": self.bound}
 
 
 def judged(goal: Goal, seconds: dict[str, float], limit: float) -> Verdict:
@@ -135,11 +140,11 @@ def lines(result: Figure) -> str:
         f"{name} {amount(value, result.unit)}" for name, value in result.seconds.items() if name != "whit"
     )
     peers += "".join(f"; {name} left out: {reason}" for name, reason in result.failures.items())
-    first = mine, limit, share
+    first = mine, limit, result.bound, share
     rows = [
         columns(result.name, *first, *verdict.cells(), peers)
         if number == 0
-        else columns("", "", "", "", *verdict.cells(), "")
+        else columns("", "", "", "", "", *verdict.cells(), "")
         for number, verdict in enumerate(result.verdicts)
     ]
     return "\n".join(rows)
