@@ -531,7 +531,8 @@ class _Builder:
             assert second is not None
             return self.expression(first) * amount + self.expression(second)
         value = self.expression(first)
-        if how == "div" and value.op is Ops.FLOORMOD and value.src[1].op is Ops.CONST:
+        whole = value.op is Ops.FLOORMOD and value.src[1].op is Ops.CONST and value.src[1].arg % amount == 0
+        if how == "div" and whole:
             # an axis merged twice: x % (n * amount) // amount
             quotient: UOp = (value.src[0] // amount) % (value.src[1].arg // amount)
             return quotient
