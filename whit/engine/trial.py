@@ -1,8 +1,8 @@
 """The worker's side of the search: compile a candidate, run it on real memory, compare what it wrote with
 the kernel without opts, time it.
 
-Memory lies between guards of all ones, which are NaN to floats: a candidate that reads beyond a buffer
-computes NaN, and one that writes there is found out.
+Memory lies between guards. Those of what is read are all ones, NaN to floats: a candidate that reads beyond
+a buffer computes NaN. One that writes beyond any buffer is found out.
 """
 
 from __future__ import annotations
@@ -110,9 +110,17 @@ def marking(ast: UOp) -> UOp:
 
 class Runner:
     """Buffers, contents and reference outputs of one kernel. Every number depends on `seed`; variables (sizes
-    that are not fixed) take their greatest value, or a smaller one for other seeds."""
+    that are not fixed) take their greatest value, or a smaller one for other seeds. Or `data` has the
+    contents by slot, and `variables` the values."""
 
-    def __init__(self, ast: UOp, device: str, seed: int = 0) -> None:
+    def __init__(
+        self,
+        ast: UOp,
+        device: str,
+        seed: int = 0,
+        data: dict[int, bytes] | None = None,
+        variables: dict[str, int] | None = None,
+    ) -> None:
         from whit.runtime.device import Buffer, Device
 
         self.runtime = Device.get(device)
@@ -121,15 +129,16 @@ class Runner:
         self.written = sorted({u.src[0].arg.slot for u in nodes if u.op is Ops.STORE})
         read = {u.src[0].arg.slot for u in nodes if u.op is Ops.INDEX}
         self.is_in_place = not read.isdisjoint(self.written)
-        self.variables = {v.arg.name: _value(v, seed) for v in variables_of(nodes)}
+        self.variables = variables or {v.arg.name: _value(v, seed) for v in variables_of(nodes)}
         self.values = list(self.variables.values())
-        self.data = {slot: contents(u, seed * 64 + slot) for slot, u in self.params.items()}
-        guard, self.whole = b"\xff" * GUARD, []
+        random = {slot: contents(u, seed * 64 + slot) for slot, u in self.params.items() if data is None}
+        self.data: dict[int, bytes] = random if data is None else data
+        self.whole: list[Buffer] = []
         self.buffers: list[Buffer] = []
         for slot in range(max(self.params, default=-1) + 1):
             data = self.data.get(slot, b"")
             self.whole.append(Buffer(device, len(data) + 2 * GUARD))
-            self.whole[-1].copyin(memoryview(guard + data + guard))
+            self.whole[-1].copyin(memoryview(self.guard(slot) + data + self.guard(slot)))
             self.buffers.append(self.whole[-1].view(GUARD, len(data)))
         reference = sampled(ast)
         self.marks = None if reference is ast else self.mark(marking(reference))
@@ -196,9 +205,13 @@ class Runner:
         if self.first is None:
             self.first = found
 
+    def guard(self, slot: int) -> bytes:
+        """What lies before and after a buffer."""
+        return (b"\xa5" if slot in self.written else b"\xff") * GUARD
+
     def check_guards(self, candidate: Compiled) -> None:
-        guard = b"\xff" * GUARD
         for slot, whole in enumerate(self.whole):
+            guard = self.guard(slot)
             before, after = whole.view(0, GUARD), whole.view(whole.nbytes - GUARD, GUARD)
             if before.copyout() != guard or after.copyout() != guard:
                 before.copyin(memoryview(guard))

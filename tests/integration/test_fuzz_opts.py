@@ -1,0 +1,178 @@
+"""Random opts on kernels of real programs, on every device, against NumPy (see opts_fuzz.py). Illegal opts
+change nothing. `--slow` runs for some minutes; a failure prints the kernel, few opts, and a command."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.integration import opts_fuzz
+from tests.integration.opts_fuzz import PROGRAMS, Subject, check, kernel, random_opts
+from whit.codegen.opts import AxisTable, Opt, OptError, OptKind
+from whit.engine.trial import Compiled, compile_candidate
+from whit.repro import main
+from whit.runtime.device import Device
+from whit.uop import AxisType, Ops, ParamArg, ReduceArg, UOp, dtypes
+
+CLANG = pytest.param(
+    "CPU:CLANG",
+    marks=pytest.mark.skipif(
+        not any(shutil.which(name) for name in ("clang", *[f"clang-{n}" for n in range(15, 22)])),
+        reason="no clang",
+    ),
+)
+# seeds that once found a bug: stores behind a single lane; scratch of narrow floats; copies of sums; sums of
+# everything in steps; merged axes that were padded between
+FOUND = [12, 28, 1023, 1155, 1524, 1664, 1746, 1846, 4074, 4077]
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_seeds_that_found_bugs(seed: int) -> None:
+    check(seed, ["CPU"], times=2)
+
+
+@pytest.mark.parametrize("start", range(0, 160, 20))
+def test_random_opts(start: int) -> None:
+    for seed in range(start, start + 20):
+        check(seed, ["CPU"])
+
+
+def test_random_opts_on_the_reference() -> None:
+    for seed in range(300, 330):
+        check(seed, ["PYTHON"])
+
+
+@pytest.mark.parametrize("device", [CLANG])
+def test_random_opts_through_c(device: str) -> None:
+    for seed in range(200, 216):
+        check(seed, [device])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(10_000, 13_000, 100))
+def test_many_random_opts(start: int) -> None:
+    for seed in range(start, start + 100):
+        check(seed, ["CPU"], times=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["PYTHON", CLANG])
+@pytest.mark.parametrize("start", range(20_000, 20_400, 50))
+def test_many_random_opts_on_other_devices(start: int, device: str) -> None:
+    for seed in range(start, start + 50):
+        check(seed, [device])
+
+
+def test_the_sample_meets_every_kind_of_opt_dtype_and_kernel() -> None:
+    kinds: set[OptKind] = set()
+    names: set[str] = set()
+    ops = set()
+    symbolic = staged = 0
+    for seed in range(150):
+        ast = kernel(seed)
+        nodes = ast.toposort()
+        names |= {u.dtype.name for u in nodes if u.op is Ops.PARAM}
+        ops |= {u.op for u in nodes}
+        symbolic += any(u.op is Ops.VAR for u in nodes)
+        ready = opts_fuzz.prepare(ast)
+        for device in ("CPU", "PYTHON"):
+            opts = random_opts(ready, Device.get(device).target, random.Random(seed))
+            kinds |= {opt.kind for opt in opts}
+            staged += any(opt.kind is OptKind.STAGE for opt in opts)
+    assert kinds == set(OptKind)
+    assert {"float32", "float16", "bfloat16", "float64", "int32", "int8", "uint8", "int64"} <= names
+    assert {Ops.EXP2, Ops.REDUCE, Ops.WHERE, Ops.FLOORMOD, Ops.SQRT} <= ops
+    assert symbolic >= 5 and staged >= 20 and len(PROGRAMS) >= 15
+
+
+@pytest.mark.parametrize("kind", list(OptKind))
+@pytest.mark.parametrize("axis, amount", [(99, 2), (-1, 2), (0, -3), (0, 10**12), (1, 7), (2, 0), (0, 0)])
+def test_illegal_opts_are_refused_in_three_parts_and_change_nothing(
+    kind: OptKind, axis: int, amount: int
+) -> None:
+    """Of two tables one has met the opt: what is legal afterwards must be the same."""
+    ready = opts_fuzz.prepare(opts_fuzz.RAW["matmul"]())
+    for device in ("CPU", "PYTHON"):
+        target = Device.get(device).target
+        table = AxisTable.of(ready, target)
+        if opts_fuzz.attempt(table, Opt(kind, axis, amount)):
+            continue
+        table.apply(Opt(OptKind.UPCAST, 1, 4))
+        other = AxisTable.of(ready, target)
+        other.apply(Opt(OptKind.UPCAST, 1, 4))
+        assert table.build() is other.build()
+
+
+# ---- the fuzzer itself -------------------------------------------------------------------------------------
+
+
+def test_numpy_says_what_tensors_compute() -> None:
+    """The evaluator against arithmetic by hand: a masked, flipped, half-precision sum of a symbolic size."""
+    n = UOp.variable("n", 1, 5)
+    p, x = [UOp(Ops.PARAM, dtypes.float16, (), ParamArg(slot, 6)) for slot in (0, 1)]
+    i, k = UOp.range(n, AxisType.LOOP, 0), UOp.range(6, AxisType.REDUCE, 1)
+    read = UOp(Ops.INDEX, dtypes.float16, (x, k * -1 + 5, k.lt(4)))
+    total = UOp(Ops.REDUCE, dtypes.float16, (read * 2.0, k), ReduceArg(Ops.ADD))
+    ast = UOp.sink(UOp(Ops.STORE, dtypes.void, (p, i, total)).end(i))
+    data = {0: np.full(6, 9, np.float16), 1: np.array([1, 2, 3, 4, 5, 0.1], np.float16)}
+    got = opts_fuzz.evaluate(ast, data, {"n": 3})[0]
+    exact = sum(np.float16(v) * np.float16(2) for v in data[1][2:].astype(np.float64))
+    assert got.tolist() == [np.float16(exact)] * 3 + [9] * 3
+
+
+def test_a_failure_is_shrunk_and_its_command_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a compiler that ignores the last output when some axis is upcast by more than 2."""
+
+    def broken(ast: UOp, device: str, opts: tuple[Opt, ...]) -> Compiled:
+        made = compile_candidate(ast, device, opts)
+        if not any(o.kind is OptKind.UPCAST and o.amount > 2 for o in opts):
+            return made
+        other = compile_candidate(UOp.sink(*map(shorter, ast.src)), device, ())
+        return made._replace(binary=other.binary, name=other.name, tasks=1)
+
+    def shorter(end: UOp) -> UOp:
+        last = end.src[1]
+        return end.substitute({last: last.replace(src=(UOp.index(last.src[0].arg - 1),))})
+
+    monkeypatch.setattr(opts_fuzz, "compile_candidate", broken)
+    subject = Subject(opts_fuzz.RAW["matmul"](), 0)
+    texts = ["UNROLL axis 2 by 5", "UPCAST axis 1 by 8", "UPCAST axis 0 by 2", "THREAD axis 0 by 3"]
+    opts = tuple(map(Opt.parse, texts))
+    assert opts_fuzz.failure(subject, "CPU", opts) is not None
+    text = opts_fuzz.report(subject, "CPU", opts, "seed 0")
+    assert '--opts "UPCAST axis 1 by 4"' in text or '--opts "UPCAST axis 1 by 8"' in text
+    file = tmp_path / "kernel.txt"
+    file.write_text(text.split("<<END\n")[1].split("END")[0])
+    command = text.splitlines()[1]
+    assert command.startswith("python -m whit.repro --device CPU --opts ")
+    assert (
+        main([str(file), "--device", "CPU", "--opts", command.split('"')[1]]) == 0
+    )  # the compiler is well again
+    assert "agrees" in capsys.readouterr().out
+
+
+def test_a_kernel_that_reads_or_writes_outside_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = Subject(opts_fuzz.RAW["elementwise"](), 0)
+    longer = opts_fuzz.RAW["elementwise"]()
+    first = next(u for u in longer.toposort() if u.op is Ops.RANGE and u.arg.uid == 0)
+    longer = longer.substitute({first: first.replace(src=(UOp.index(first.src[0].arg + 1),))})
+
+    def broken(ast: UOp, device: str, opts: tuple[Opt, ...]) -> Compiled:
+        return compile_candidate(longer, device, ())
+
+    monkeypatch.setattr(opts_fuzz, "compile_candidate", broken)
+    error = opts_fuzz.failure(subject, "CPU", ())
+    assert error is not None and "outside of buffer 0" in str(error)
+
+
+def test_illegal_opts_count_as_no_failure() -> None:
+    subject = Subject(opts_fuzz.RAW["matmul"](), 0)
+    with pytest.raises(OptError):
+        subject.run("CPU", [Opt(OptKind.UPCAST, 9, 2)])
+    assert opts_fuzz.failure(subject, "CPU", (Opt(OptKind.UPCAST, 9, 2),)) is None
