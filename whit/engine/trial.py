@@ -131,15 +131,16 @@ class Runner:
         self.is_in_place = not read.isdisjoint(self.written)
         self.variables = variables or {v.arg.name: _value(v, seed) for v in variables_of(nodes)}
         self.values = list(self.variables.values())
-        random = {slot: contents(u, seed * 64 + slot) for slot, u in self.params.items() if data is None}
-        self.data: dict[int, bytes] = random if data is None else data
+        if data is None:
+            data = {slot: contents(u, seed * 64 + slot) for slot, u in self.params.items()}
+        self.data = data
         self.whole: list[Buffer] = []
         self.buffers: list[Buffer] = []
         for slot in range(max(self.params, default=-1) + 1):
-            data = self.data.get(slot, b"")
-            self.whole.append(Buffer(device, len(data) + 2 * GUARD))
-            self.whole[-1].copyin(memoryview(self.guard(slot) + data + self.guard(slot)))
-            self.buffers.append(self.whole[-1].view(GUARD, len(data)))
+            body = self.data.get(slot, b"")
+            self.whole.append(Buffer(device, len(body) + 2 * GUARD))
+            self.whole[-1].copyin(memoryview(self.guard(slot) + body + self.guard(slot)))
+            self.buffers.append(self.whole[-1].view(GUARD, len(body)))
         reference = sampled(ast)
         self.marks = None if reference is ast else self.mark(marking(reference))
         self.reference = self.run(reference)
