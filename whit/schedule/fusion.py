@@ -52,6 +52,9 @@ FEW_ROWS = 8  # fewer outer iterations than this cannot feed the threads
 # a reduction that uses an element more often than this wants a register tile: a loop nest of its own
 REUSE = 4.0
 CHAIN_LIMIT = 256  # ops fused into one kernel at most
+# a kernel that computes more than this (in ops of one iteration) takes long to compile: its next sources are
+# written to memory, and so is a reduction that one kernel would compute at more places than this
+KERNEL_WORK, MOST_PLACES = 400.0, 8
 MOST_SHARED = 16  # shared values below another that are told apart
 # bytes that a value may take in scratch for one row; a tile of rows then stays in the second cache
 SCRATCH_ROW = 1 << 16
@@ -88,6 +91,7 @@ class Home:
     def __init__(self, node: UOp, reason: str) -> None:
         self.node, self.reason = node, reason
         self.next_uid = 0
+        self.work = 0.0  # what it computes: ops of one iteration, at all places
         self.ranges = self.new_ranges(unbound_shape(self.value.shape), AxisType.LOOP)
         self.order = [r for r in self.ranges if r.op is Ops.RANGE]  # output loops, outermost first
         # sets of output loops that must come first, by inclusion
@@ -338,6 +342,8 @@ def decide(root: UOp, outputs: dict[UOp, str]) -> Fusion:
         places = wanted.pop(node, {})
         reason = forced.get(node)
         if reason is None and places:
+            reason = _overfills(node, places, costs)
+        if reason is None and places:
             reason = _why_realize(node, places, costs)
         if reason is not None:
             home = fusion.homes[node] = Home(node, reason)
@@ -348,7 +354,9 @@ def decide(root: UOp, outputs: dict[UOp, str]) -> Fusion:
             if node in home.stages:
                 places = {key: other for key, other in places.items() if other is not home}
                 places[id(home), home.stages[node].place] = home
+        work = _compile_work(node)
         for (_, place), home in places.items():
+            home.work += work
             for source, at in sources_at(node, place, home):
                 wanted.setdefault(source, {})[id(home), at] = home
     return fusion
@@ -476,6 +484,25 @@ def _fill_evaluations(node: UOp, home: Home, place: Place, axes: tuple[int, ...]
     if not home.can_hoist(outer):
         return row * product_of_sizes(home.closure(outer))
     return row * product_of_sizes(outer)
+
+
+def _compile_work(node: UOp) -> float:
+    """What a node adds to a kernel: a loop for a reduction, index arithmetic for a view, else an op."""
+    if node.op is Ops.REDUCE:
+        return 8.0
+    return 0.25 if node.op in _VIEWS else OP_COST.get(node.op, 1.0)
+
+
+def _overfills(node: UOp, places: dict[tuple[int, Place], Home], costs: Costs) -> str | None:
+    """Kernels have a limit, however little they compute."""
+    if node.op in _VIEWS or costs.ops[node] < 4 or not costs.reads[node]:
+        return None  # not worth memory
+    full = next((home for home in places.values() if home.work > KERNEL_WORK), None)
+    if full is not None:
+        return f"its consumer computes {full.work:.0f} ops already"
+    if node.op is Ops.REDUCE and len(places) > MOST_PLACES:
+        return f"a reduction wanted at {len(places)} places"
+    return None
 
 
 def _starves_threads(node: UOp, places: dict[tuple[int, Place], Home], work: float) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import bisect
 
-from whit.schedule.fusion import Home
+from whit.schedule.fusion import KERNEL_WORK, Home
 from whit.schedule.lower import Kernel
 from whit.schedule.movement import memory_of
 from whit.uop import Ops, UOp
@@ -83,7 +83,8 @@ def _partner(
         return None
     for position in candidates.sharing(kernel, max(latest_needed, 0), kernels):
         other = kernels[position]
-        room = len(other.stores) + len(kernel.stores) <= MOST_STORES
+        work = sum([home.work for home in (*other.homes, *kernel.homes)])
+        room = len(other.stores) + len(kernel.stores) <= MOST_STORES and work <= KERNEL_WORK
         if room and _is_light(other) and _no_hazard(other, kernel):
             return position
     return None

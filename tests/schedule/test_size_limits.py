@@ -1,0 +1,113 @@
+"""Kernels and schedules stay small however a graph is made: nothing is computed at very many places, and no
+kernel holds so much that compiling takes long."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from whit import Tensor
+from whit.schedule import schedule
+from whit.schedule.memory import ALIGN, Lifetime, plan
+from whit.uop import Ops, UOp
+
+LARGEST = 1500  # nodes of a kernel
+
+
+def kernels(*tensors: Tensor) -> list[UOp]:
+    made, _, _ = schedule([t.uop for t in tensors])
+    return [call.ast for call in made.calls if call.ast is not None]
+
+
+def ops_of(kernel: UOp) -> int:
+    return sum([n.op.is_alu and n.dtype.is_float for n in kernel.toposort()])
+
+
+def test_a_diamond_of_functions_is_cut() -> None:
+    """sin(y) * y + y, 100 times: each value is used twice, at one place."""
+    x = Tensor.linspace(0.1, 0.3, 64).realize()
+    y, want = x, x.numpy().astype(np.float64)
+    for _ in range(100):
+        y, want = y.sin() * y * 0.01 + y, np.sin(want) * want * 0.01 + want
+    found = kernels(y)
+    assert len(found) > 2 and max(map(ops_of, found)) < 600
+    np.testing.assert_allclose(y.numpy(), want, rtol=1e-4)
+
+
+def test_cut_kernels_are_not_joined_again() -> None:
+    x = Tensor.ones(64).contiguous().realize()
+    y = x
+    for number in range(2000):
+        y = y + x if number % 2 else y * 1.0001
+    found = kernels(y)
+    assert max(map(ops_of, found)) < 800
+    want = np.float64(1)
+    for number in range(2000):
+        want = want + 1 if number % 2 else want * 1.0001
+    np.testing.assert_allclose(y.numpy(), np.full(64, want), rtol=1e-4)
+
+
+def second(function: Any, x: Any, lib: Any) -> Any:
+    """The gradient of the squared gradient."""
+    total = (function(x) ** 2).sum()
+    if lib is Tensor:
+        (first,) = total.gradient(x)
+        return (first**2).sum().gradient(x)[0]
+    (first,) = torch.autograd.grad(total, x, create_graph=True)
+    return torch.autograd.grad((first**2).sum(), x)[0]
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (3, 2, 2)])
+def test_second_derivatives_of_nested_softmaxes(shape: tuple[int, ...]) -> None:
+    """Tiny tensors: computing everything again would be cheap, compiling it is not."""
+    values = np.random.default_rng(3).uniform(-1, 1, shape)
+
+    def function(x: Any) -> Any:
+        return ((x @ x.transpose(-1, -2)).softmax(-1).softmax(-1) @ x).softmax(-1)
+
+    x, t = Tensor(values), torch.tensor(values, requires_grad=True)
+    found = second(function, x, Tensor)
+    sizes = [len(kernel.toposort()) for kernel in kernels(found)]
+    assert max(sizes) < LARGEST, sizes
+    wanted = second(function, t, torch)
+    np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-6, atol=1e-12)
+
+
+def test_a_reduction_wanted_at_many_places_is_computed_once() -> None:
+    x = Tensor(np.arange(12.0).reshape(3, 4))
+    total = x.square().sum(1)  # (3,)
+    parts = [total[n % 3 : n % 3 + 1] * float(n) for n in range(20)]
+    joined = Tensor.cat(*parts)
+    reduces = sum([n.op is Ops.REDUCE for kernel in kernels(joined) for n in kernel.toposort()])
+    assert reduces <= 8
+    sums = np.square(np.arange(12.0).reshape(3, 4)).sum(1)
+    np.testing.assert_array_equal(joined.numpy(), [sums[n % 3] * n for n in range(20)])
+
+
+# ---- memory ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_memory_plans_never_overlap_and_start_as_low_as_they_can(seed: int) -> None:
+    """Against every pair, and against every lower place."""
+    draw = random.Random(seed)
+    items = []
+    for _ in range(60):
+        first = draw.randrange(30)
+        items.append(Lifetime(draw.choice([1, 64, 100, 4096]), first, first + draw.randrange(8)))
+    offsets, size = plan(items)
+    alive = [(a, b) for a in range(60) for b in range(60)
+             if a != b and items[a].first <= items[b].last and items[b].first <= items[a].last]
+    for a, b in alive:
+        assert offsets[a] + items[a].nbytes <= offsets[b] or offsets[b] + items[b].nbytes <= offsets[a]
+    assert all(offset % ALIGN == 0 for offset in offsets)
+    assert size == max(o + -(-i.nbytes // ALIGN) * ALIGN for o, i in zip(offsets, items, strict=True))
+    for a in range(60):
+        larger = [b for x, b in alive if x == a and (items[b].nbytes, -b) > (items[a].nbytes, -a)]
+        for place in range(0, offsets[a], ALIGN):  # a lower place would meet an item placed before
+            assert any(offsets[b] < place + items[a].nbytes and place < offsets[b] + items[b].nbytes
+                       for b in larger)
