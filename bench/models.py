@@ -3,7 +3,6 @@ equal names of the parameters; and the work of the model rows."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -117,10 +116,10 @@ def training_step(who: str, model: Any, optimizer: str, **options: Any) -> Calla
         return loss.realize()
 
     jitted = module.TinyJit(step)
+    context = importlib.import_module(f"{who}.helpers").Context
 
     def call(x: Any, y: Any) -> Any:
-        training = module.Tensor.train() if hasattr(module.Tensor, "train") else contextlib.nullcontext()
-        with training:
+        with context(TRAINING=1):
             return jitted(x, y)
 
     return call
