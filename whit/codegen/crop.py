@@ -10,9 +10,9 @@ favourable values; it may depend on the loops around. A lower bound moves the co
 low`. Conditions that hold in all the iterations which remain are dropped; others stay, for the ragged edge
 of the tile.
 
-Like a masked convolution (masks.py), a masked factor is taken to make its product 0: data are assumed to be
-finite.
-"""
+Like a masked convolution (masks.py), a masked factor is taken to make its product 0, and a score of -inf to
+make its exponential 0: data, and the maximum of what a row sees, are assumed to be finite. (A row with a NaN,
+or that sees nothing, is NaN in any case.) """
 
 from __future__ import annotations
 
@@ -80,11 +80,28 @@ def _find_needed(value: UOp, op: Op, depth: int, memo: dict[UOp, Needed]) -> Nee
         return _needed_by_read(value, op, depth, memo)
     if op is not Ops.ADD:
         return ()
+    if kind is Ops.EXP2:
+        return _needed_above(src[0], depth)
     if kind in (Ops.CAST, Ops.NEG) and src[0].dtype is not dtypes.index:
         return _needed(src[0], op, depth, memo)
     if kind is Ops.MUL:
         first = _needed(src[0], op, depth, memo) if is_finite(src[1], depth) else ()
         return _both(first, _needed(src[1], op, depth, memo) if is_finite(src[0], depth) else ())
+    return ()
+
+
+def _needed_above(exponent: UOp, depth: int) -> Needed:
+    """Conditions without which an exponent is -inf, as masked scores are, relative to a maximum which is
+    finite."""
+    kind, src = exponent.op, exponent.src
+    if depth == 0:
+        return ()
+    if kind in (Ops.WHERE, Ops.INDEX):
+        return _needed(exponent, Ops.MAX, depth, {})
+    if kind is Ops.SUB or kind is Ops.CAST:
+        return _needed_above(src[0], depth - 1)
+    if kind is Ops.MUL and src[1].op is Ops.CONST and src[1].arg > 0:
+        return _needed_above(src[0], depth - 1)
     return ()
 
 

@@ -40,6 +40,8 @@ def keep_values(ast: UOp, target: Target) -> UOp:
     order = ast.toposort()
     if not target.vector_bytes or target.has_local or not any(node.op in INSTRUCTIONS for node in order):
         return ast
+    if any(r.arg.axis.is_reduce for node in order if node.op is Ops.STAGE for r in node.src[1:]):
+        return ast  # the schedule has chosen what is kept
     loops = [loop for node in order for loop in _loops_of(node)]
     if len(loops) < 2:
         return ast

@@ -58,13 +58,22 @@ KERNEL_WORK, MOST_PLACES = 400.0, 8
 MOST_SHARED = 16  # shared values below another that are told apart
 # bytes that a value may take in scratch for one row; a tile of rows then stays in the second cache
 SCRATCH_ROW = 1 << 16
+WORTH = 1.2  # computing again must cost this much more than scratch
 SCRATCH_MOVE = 3.0  # moving an element through scratch
 # share of a value that is computed where a mask of positions, such as the causal one, cuts loops short
 MASKED = 0.6
-UNTILED = 0.15  # what a contraction loses beside other loops of one kernel, as a share of its cost
+UNTILED = 0.3  # what a contraction loses beside other loops of one kernel, as a share of its cost
+# a value with this many times the elements that it is made of had better not lie in memory: moving its
+# elements counts as much more as it is larger
+EXPANSION = PRESSURE = 1.5
+ROWS = 32  # of a tile: what all of them read is read again for the next
+STREAM = 1 << 20  # bytes that are read again from a near cache
+# share of a value that is computed where a mask of positions, such as the causal one, cuts loops short
+MASKED = 0.6
+UNTILED = 0.3  # what a contraction loses beside other loops of one kernel, as a share of its cost
 # a value with this many times the elements that it is made of had better not lie in memory: moving its
 # elements counts as much more
-EXPANSION, PRESSURE = 1.5, 4.0
+EXPANSION, PRESSURE = 1.5, 6.0
 
 
 class Stage(NamedTuple):
@@ -99,6 +108,7 @@ class Home:
         self.reduces: dict[tuple[UOp, Place], tuple[UOp, ...]] = {}
         self.stages: dict[UOp, Stage] = {}
         self.fills: set[UOp] = set()  # the loops that fill scratch
+        self.guests: list[tuple[UOp, Place]] = []  # further values that it writes, on its outer loops
         # loops around each reduce loop, itself included
         self.enclosing: dict[UOp, frozenset[UOp]] = {}
 
@@ -223,7 +233,8 @@ def count(node: UOp) -> float:
 class Costs:
     """Per element of a node: cost of computing it, ops in its expression; whether it reads memory at all.
     `contractions`: reductions that use each element they read many times. `expansions`: values with many more
-    elements than what they are made of. `below`: shared values that `cost` takes to be in memory.
+    elements than what they are made of, and how many times as many. `below`: shared values that `cost` takes
+    to be in memory.
     """
 
     def __init__(self) -> None:
@@ -231,7 +242,7 @@ class Costs:
         self.ops: dict[UOp, int] = {}
         self.reads: dict[UOp, bool] = {}
         self.contractions: set[UOp] = set()
-        self.expansions: set[UOp] = set()
+        self.expansions: dict[UOp, float] = {}
         self.below: dict[UOp, frozenset[UOp]] = {}
 
     def whole(self, node: UOp) -> float:
@@ -251,16 +262,17 @@ def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
     seen: dict[UOp, tuple[float, int, bool]] = {}  # what a consumer sees
     # distinct elements that computing the whole node reads (shared sources count twice)
     read: dict[UOp, float] = {}
-    # the same, where expansions are not in memory
-    made_of: dict[UOp, float] = {}
+    # what a value is made of, where expansions are not in memory
+    made_of: dict[UOp, frozenset[UOp]] = {}
     below: dict[UOp, frozenset[UOp]] = {}  # as a consumer sees it
     for node in nodes:
         read[node] = sum([read[s] for s in node.src])
-        made_of[node] = sum([made_of[s] for s in node.src])
+        made_of[node] = frozenset().union(*[made_of[s] for s in node.src])
         result.below[node] = frozenset().union(*[below[s] for s in node.src])
         size = count(node)
-        if size > EXPANSION * max(1.0, made_of[node]):
-            result.expansions.add(node)
+        ratio = size / max(1.0, sum([count(s) for s in made_of[node]]))
+        if ratio > EXPANSION:
+            result.expansions[node] = ratio
         if node.op is Ops.REDUCE and count(node.src[0]) > REUSE * max(1.0, read[node]):
             result.contractions.add(node)
         cost, ops, reads = _own_cost(node, seen)
@@ -276,12 +288,12 @@ def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
         in_memory = node in forced or node.op in (Ops.BUFFER, Ops.AFTER, Ops.COPY) or (shared and reads)
         seen[node] = (1.0, 1, True) if in_memory else (cost, ops, reads)
         below[node] = result.below[node]
+        is_sure = node in forced or node.op in (Ops.BUFFER, Ops.AFTER, Ops.COPY)
         if in_memory:
-            is_sure = node in forced or node.op in (Ops.BUFFER, Ops.AFTER, Ops.COPY)
-            below[node] = frozenset() if is_sure or len(below[node]) > MOST_SHARED else below[node] | {node}
             read[node] = size
-            if node not in result.expansions or node.op in (Ops.BUFFER, Ops.AFTER, Ops.COPY):
-                made_of[node] = size
+            below[node] = frozenset() if is_sure or len(below[node]) > MOST_SHARED else below[node] | {node}
+        if (in_memory and node not in result.expansions) or is_sure or len(made_of[node]) > MOST_SHARED:
+            made_of[node] = frozenset({node})
     return result
 
 
@@ -301,7 +313,9 @@ def _own_cost(node: UOp, seen: dict[UOp, tuple[float, int, bool]]) -> tuple[floa
         cost += c * min(1.0, count(source) / size) if op is not Ops.REDUCE else c
         ops, reads = ops + o, reads or r
     if op is Ops.REDUCE:
-        return (cost + 1.0) * max(1.0, count(node.src[0]) / size), ops + 1, reads
+        if node.arg.op is not Ops.ADD or not node.dtype.is_float or node.src[0].op is not Ops.MUL:
+            cost += 1.0  # else the product is part of a fused multiply-add
+        return max(cost, 1.0) * max(1.0, count(node.src[0]) / size), ops + 1, reads
     if op in _VIEWS or op is Ops.CONTIGUOUS:
         return cost, ops, reads
     return cost + OP_COST.get(op, 2.0 if op is Ops.TAKE else 1.0), ops + 1, reads
@@ -311,6 +325,7 @@ class Fusion(NamedTuple):
     """The decisions: homes in the order found (consumers first), and where each memory read happens."""
 
     homes: dict[UOp, Home]
+    hosts: dict[UOp, Home]  # values that the kernel of another home writes on its way
     reads: dict[UOp, list[tuple[Home, Place]]]  # BUFFER and AFTER nodes -> who reads them where
 
 
@@ -326,7 +341,7 @@ def decide(root: UOp, outputs: dict[UOp, str]) -> Fusion:
         elif node.op is Ops.CONTIGUOUS and contiguous_view(node) is None:
             forced.setdefault(stripped(node), "contiguous() was called")
     costs = estimate(nodes, forced)
-    fusion = Fusion({}, {})
+    fusion = Fusion({}, {}, {})
     wanted: dict[UOp, dict[tuple[int, Place], Home]] = {}
     for node in reversed(nodes):
         op = node.op
@@ -344,7 +359,15 @@ def decide(root: UOp, outputs: dict[UOp, str]) -> Fusion:
         if reason is None and places:
             reason = _overfills(node, places, costs)
         if reason is None and places:
+            host = _find_host(node, places, costs, fusion)
+            if host is not None:
+                place = next(at for number, at in places if number == id(host))
+                host.hoist(place)
+                host.guests.append((node, place))
+                fusion.hosts[node] = host
+                places = {(id(host), place): host}
             reason = _why_realize(node, places, costs)
+            assert reason is None or host is None, "a guest is computed once"
         if reason is not None:
             home = fusion.homes[node] = Home(node, reason)
             places = {(id(home), home.place): home}
@@ -430,6 +453,46 @@ def _why_realize(node: UOp, places: dict[tuple[int, Place], Home], costs: Costs)
     return None
 
 
+def _find_host(
+    node: UOp, places: dict[tuple[int, Place], Home], costs: Costs, fusion: Fusion
+) -> Home | None:
+    """A home that computes all of a reduction anyway, once, on its outer loops: it may write the result for
+    the others that want it, if it need not wait for them."""
+    by_home = {id(home): home for home in places.values()}
+    if node.op is not Ops.REDUCE or len(by_home) < 2 or costs.cost[node] * count(node) < SMALL_WORK:
+        return None
+    for number, home in sorted(by_home.items(), key=lambda item: -costs.cost[item[1].value]):
+        at = [place for other, place in places if other == number]
+        loops = [idx for idx in at[0].idxs if idx is not ZERO]
+        whole = len(at) == 1 and at[0].valid is None and all(idx in home.order for idx in loops)
+        if not whole or len(set(loops)) != len(loops) or home.node.op in (Ops.STORE, Ops.COPY):
+            continue
+        if product_of_sizes(frozenset(loops)) != count(node) or len(loops) == len(home.order):
+            continue
+        if home.can_hoist(frozenset(loops)) and not _waits_for(home, by_home, fusion):
+            return home
+    return None
+
+
+def _waits_for(home: Home, others: dict[int, Home], fusion: Fusion) -> bool:
+    """Whether a home needs what one of the others computes."""
+    nodes = {other.node for other in others.values() if other is not home}
+    seen: set[UOp] = set()
+    stack = list(home.node.src)
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        if node in nodes:
+            return True
+        seen.add(node)
+        stack += node.src
+        host = fusion.hosts.get(node)
+        if host is not None and host is not home:
+            stack.append(host.node)
+    return False
+
+
 def _put_in_scratch(node: UOp, places: dict[tuple[int, Place], Home], costs: Costs) -> bool:
     """Stage a value in all homes that would compute an element of it several times, if that is cheaper than
     memory and than computing it again."""
@@ -439,8 +502,8 @@ def _put_in_scratch(node: UOp, places: dict[tuple[int, Place], Home], costs: Cos
         wanted.setdefault(number, []).append(place)
     by_home = {id(home): home for home in places.values()}
     move = NEAR if size * node.dtype.itemsize < NEAR_BYTES else FAR
-    if move == FAR and node in costs.expansions:
-        move *= PRESSURE
+    if move == FAR:
+        move *= 1.0 + PRESSURE * costs.expansions.get(node, 0.0)
     memory = size * (cost + move * (1 + len(wanted))) + LAUNCH
     filling = cost * (1 + UNTILED) * (MASKED if _is_masked(node, costs) else 1.0) + 2 * SCRATCH_MOVE
     total = again = 0.0
@@ -450,23 +513,33 @@ def _put_in_scratch(node: UOp, places: dict[tuple[int, Place], Home], costs: Cos
         evaluations = sum([home.evaluations(place) for place in at])
         memory += evaluations * READ
         axes = home.staged_axes(at)
-        fills = _fill_evaluations(node, home, at[0], axes)
-        inline, scratch = evaluations * cost, evaluations * READ
-        scratch += fills * filling
+        fills, row = _fill_evaluations(node, home, at[0], axes)
+        far = FAR * cost / ROWS if row * cost * node.dtype.itemsize > STREAM else 0.0
+        inline, scratch = evaluations * cost, evaluations * READ + fills * (filling + far)
         again += inline
-        if axes is not None and scratch < inline:
+        if axes is not None and inline > WORTH * scratch:
             staged.append((home, axes))
-        total += min(inline, scratch)
-    if not staged or total >= memory or again <= RELUCTANCE * total:
+            total += scratch
+        else:
+            total += inline
+    if total >= memory:
         return False
+    if not staged:  # computed again in the scratch of others
+        filled = all(loops_of(place) & home.fills for (_, place), home in places.items())
+        return len(wanted) > 1 and len(places) == len(wanted) and filled
     for home, axes in staged:
         home.hoist(_outer(wanted[id(home)][0], axes))
         home.stage(node, axes, wanted[id(home)])
     return True
 
 
+_KEEP_MASKS = (Ops.MUL, Ops.CAST, Ops.NEG, Ops.SUB, Ops.EXP2)
+
+
 def _is_masked(node: UOp, costs: Costs) -> bool:
     """Whether positions alone decide where the value is computed."""
+    while node.op in _KEEP_MASKS and node.src[0].shape == node.shape:
+        node = node.src[0]
     return node.op is Ops.WHERE and node.src[0].ndim > 1 and not costs.reads[node.src[0]]
 
 
@@ -474,16 +547,17 @@ def _outer(place: Place, axes: tuple[int, ...]) -> Place:
     return Place(tuple([idx for axis, idx in enumerate(place.idxs) if axis not in axes]))
 
 
-def _fill_evaluations(node: UOp, home: Home, place: Place, axes: tuple[int, ...] | None) -> float:
-    """How many elements filling scratch computes; infinite if it is too large, or of a symbolic size."""
+def _fill_evaluations(
+    node: UOp, home: Home, place: Place, axes: tuple[int, ...] | None
+) -> tuple[float, int]:
+    """How many elements filling scratch computes (infinite if it is too large, or of a symbolic size), and
+    how many it holds for a row."""
     lengths = [node.shape[axis] for axis in axes or ()]
     row = prod(lengths) if all_int(lengths) else 0
     if not row or row * node.dtype.itemsize > SCRATCH_ROW:
-        return math.inf
+        return math.inf, row
     outer = loops_of(_outer(place, axes or ()))
-    if not home.can_hoist(outer):
-        return row * product_of_sizes(home.closure(outer))
-    return row * product_of_sizes(outer)
+    return row * product_of_sizes(outer if home.can_hoist(outer) else home.closure(outer)), row
 
 
 def _compile_work(node: UOp) -> float:

@@ -17,6 +17,7 @@ class Kernel:
 
     def __init__(self, loops: list[UOp], home: Home) -> None:
         self.stores: list[tuple[UOp, UOp, UOp, UOp | None]] = []
+        self.guests: list[tuple[UOp, UOp, UOp]] = []  # stores in outer loops: those that the index depends on
         self.loops = loops
         self.homes = [home]
         # nodes read: BUFFER, AFTER (a version of one) or a home's node
@@ -29,7 +30,7 @@ class Kernel:
     def finish(self) -> tuple[UOp, list[UOp]]:
         """(SINK with PARAMs, the memories in slot order: written ones first)."""
         memories: dict[UOp, int] = {}
-        for memory, *_ in self.stores:
+        for memory in (*[store[0] for store in self.stores], *[guest[0] for guest in self.guests]):
             memories.setdefault(memory, len(memories))
         params: dict[UOp, UOp] = {}
         for node in self.reads:
@@ -37,6 +38,9 @@ class Kernel:
             memories.setdefault(memory, len(memories))
             params[_token(node)] = _param(memory, memories[memory])
         ends = []
+        for memory, index, value in self.guests:
+            store = UOp(Ops.STORE, dtypes.void, (_param(memory, memories[memory]), index, value))
+            ends.append(store.end(*[r for r in self.loops if r in index.ranges]))
         for memory, index, value, valid in self.stores:
             source = (_param(memory, memories[memory]), index, value)
             ends.append(
@@ -72,8 +76,11 @@ def lower(home: Home, fusion: Fusion) -> Kernel:
     else:
         memory, index = home.node, flat_index(home.place, home.node.shape)
     kernel = Kernel(home.order, home)
-    value = _Lowering(home, fusion, kernel).value(home.value, home.place)
+    lowering = _Lowering(home, fusion, kernel)
+    value = lowering.value(home.value, home.place)
     kernel.stores.append((memory, index, value, None))
+    for node, place in home.guests:
+        kernel.guests.append((node, flat_index(place, node.shape), lowering.value(node, place)))
     return kernel
 
 
@@ -106,7 +113,7 @@ class _Lowering:
             return False
         return node.op in (Ops.BUFFER, Ops.AFTER) or (
             node in self.fusion.homes and node is not self.home.node
-        )
+        ) or self.fusion.hosts.get(node, self.home) is not self.home
 
     def needs(self, node: UOp, place: Place) -> list[tuple[UOp, Place]]:
         """Sub-expressions that must be built first."""

@@ -93,6 +93,8 @@ def _partner(
 def _is_light(kernel: Kernel) -> bool:
     """No contraction and no scratch inside: every read below a REDUCE depends on all the output loops that
     the REDUCE depends on, so nothing is read again and again, and a register tile would gain nothing."""
+    if kernel.guests:
+        return False
     for _, _, value, _ in kernel.stores:
         for node in value.toposort():
             if node.op is Ops.STAGE:

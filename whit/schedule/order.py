@@ -51,7 +51,7 @@ def dependencies(
             if node.op is Ops.AFTER:
                 before[home].update(homes[store] for store in node.src[1:] if homes[store] is not home)
             elif node.op is not Ops.BUFFER:
-                before[home].add(homes[node])
+                before[home].add(homes.get(node) or fusion.hosts[node])
             for writer in writers.get(node, ()):
                 if writer is not home:
                     war.append((home, writer, node))

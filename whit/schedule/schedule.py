@@ -317,7 +317,7 @@ def _assemble(
         variables = tuple([v.arg.name for v in variables_of(ast.toposort())])
         reason = "; ".join([f"{h.node.op.name}: {h.reason}" for h in unit.homes])
         calls.append(Call(ast, tuple([table.slot(m) for m in memories]), variables, reason))
-        log(3, f"fusion: kernel of {len(unit.stores)} stores, ends because {reason}")
+        log(3, f"fusion: kernel of {len(unit.stores) + len(unit.guests)} stores, ends because {reason}")
     results = [_result(r, table) for r in roots]
     made = Schedule(calls, table.slots, results)
     _plan_arena(made)

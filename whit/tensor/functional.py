@@ -410,21 +410,19 @@ class FunctionalMixin(LinalgMixin):
         if attn_mask is not None:
             total = total.maximum(2.0 ** -126)
         if TRAINING and dropout_p:
-            return (e * total.reciprocal()).cast(common).dropout(dropout_p).matmul(value)
+            return (e / total).cast(common).dropout(dropout_p).matmul(value)
         # the sums of a row divide its result, not its weights: e different divisions a row instead of s
         mixed = e.cast(common).matmul(value, dtype=promote(wide, value.dtype))
-        return (mixed * total.reciprocal()).cast(promote(common, value.dtype))
+        return (mixed / total).cast(promote(common, value.dtype))
 
     def _exponentials(self, seen: Self | None, may_see_nothing: bool) -> Self:
-        """exp(x - peak) of the last axis's maximum among what is seen, and 0 of the rest. The choice stands
-        outside too, where the compiler finds it: sums over what is seen only run so far."""
+        """exp(x - peak) with the last axis's maximum among what is seen, and 0 of the rest."""
         x = self if seen is None else seen.where(self, -math.inf)
         axes = (x.ndim - 1,)
         peak = self._wrap(_keep(x.uop, x.uop.reduce(Ops.MAX, axes), axes).detach())
         if may_see_nothing:
             peak = peak.ne(-math.inf).where(peak, 0.0)
-        e = (x - peak).exp()
-        return e if seen is None else seen.where(e, 0.0)
+        return (x - peak).exp()
 
     def _known_size(self, axis: int) -> int:
         size = self.shape[axis]
