@@ -10,12 +10,12 @@ rows depend. The nest becomes
 
     tasks, outer loops, blocks of m [pack the rows of a block], n [pack a panel of columns], tiles of m, k
 
-so that a panel is used by every tile of a block while it is in the caches. `Blocking.cycles` ranks the choices.
+so that a panel is used by every tile of a block while it is in the caches. `Blocking.cycles` ranks the
+choices.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,8 +30,9 @@ from whit.uop.symbolic import linear_form
 LEAST_WORK = 1 << 14  # multiplications below which packing does not pay
 THREAD_WORK = 1 << 18  # multiplications below which a second thread does not pay
 COPY, TURN, GATHER = 0.25, 0.4, 1.5  # cycles to pack an element: as it lies, turned around, one by one
-ROOM = 0.45  # of the second cache that a block of packed rows takes
-NEAR, FAR = 0.02, 0.12  # cycles per byte from the second cache, and from beyond it
+LOOP, ISSUE = 3, 3.1  # instructions of a loop itself, and how many a cycle
+ROOM = 0.5  # of the second cache that a block of packed rows takes
+NEAR, FAR = 24, 8  # bytes a cycle from the second cache, and from beyond it
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,12 @@ class Product:
     columns: tuple[tuple[int, UOp], ...]
     itemsize: int
     packing: float = COPY  # cycles to pack an element of the columns
+
+    @property
+    def column_copy(self) -> float:
+        """Cycles to pack an element of the columns: from beyond the second cache when they do not fit it."""
+        far = self.size_n * self.folded * self.itemsize > self.target.l2_bytes / 2
+        return max(self.packing, 2 * self.itemsize / FAR) if far else self.packing
 
     @property
     def size_m(self) -> int:
@@ -146,7 +153,7 @@ def _neighbours(ast: UOp, loops: Sequence[Axis]) -> Axis | None:
 class Blocking:
     """Sizes: `tile_m` rows and `tile_n` columns in registers, `block` tiles of m in a block (0: all), the
     sum in `pieces`, `tasks` on the axis `shared` ("m", "n", "outer" or ""); whether rows and columns are
-    packed."""
+    packed, and whether all columns at once, before the blocks of a task (`wide`), not a panel at a time."""
 
     tile_m: int
     tile_n: int
@@ -156,6 +163,7 @@ class Blocking:
     tasks: int = 1
     pack_rows: bool = True
     pack_columns: bool = True
+    wide: bool = False
 
     def cycles(self, p: Product) -> float:
         """Estimated cycles of the slowest thread."""
@@ -166,29 +174,36 @@ class Blocking:
         if self.pack_rows:
             work += self._row_copies(p) * blocks * block * self.tile_m * p.folded * COPY
         if self.pack_columns:
-            work += p.batches * blocks * tiles_n * self.tile_n * p.folded * p.packing
+            passes = blocks if not self.wide else self.tasks if self.shared == "m" else 1
+            work += p.batches * passes * tiles_n * self.tile_n * p.folded * p.column_copy
         threads = p.target.threads if self.tasks > 1 else 1
         return float(work * ceildiv(self.tasks, threads) / self.tasks)
 
     def _tile(self, p: Product, block: int) -> float:
         """Cycles of one register tile."""
         depth, total = p.folded // self.pieces, self.tile_m * ceildiv(self.tile_n, p.lanes)
-        cycles = depth * self.step(p)
+        panel, strip = depth * self.tile_n * p.itemsize, depth * self.tile_m * p.itemsize
+        # a panel too large for the first cache streams from the second one for each tile of rows
+        streamed = panel + strip if panel > 0.6 * p.target.l1_bytes else strip
+        cycles = max(depth * self.step(p), streamed / NEAR)
         if not self.pack_rows and p.size_m % self.tile_m:
             cycles *= 1.6  # each element of the rows is read under a mask
-        panel, strip = depth * self.tile_n * p.itemsize, depth * self.tile_m * p.itemsize
         near = panel + strip * (block if self.pack_rows else 1) <= ROOM * p.target.l2_bytes
-        cycles += (panel + strip) * (NEAR / 4 if near else FAR / 2)
-        return float(self.pieces * (cycles + 8 + total * (4 if self.pieces == 1 else 12)))
+        cycles += 0.0 if near else strip / FAR
+        touched = p.batches * p.size_m * p.size_n * p.itemsize
+        result = self.tile_m * self.tile_n * p.itemsize / (FAR if touched > p.target.l2_bytes else NEAR)
+        return float(self.pieces * (cycles + 8 + total + result * (1 if self.pieces == 1 else 2)))
 
     def step(self, p: Product) -> float:
         """Cycles of one step of the sum for a register tile, all operands at hand."""
         vectors = ceildiv(self.tile_n, p.lanes)
         loads = self.tile_m + vectors * (1.0 if self.pack_columns else 2.0 if p.packing == COPY else p.lanes)
         total = self.tile_m * vectors
-        cycles = max(total / 2, loads / 2, 4.0 * min(1.0, total / 8)) + 0.4
-        # strips share cache lines with their neighbours, or are copied in short vectors
-        return float(cycles * 1.3 if p.rows_run_along_m and self.tile_m % 8 else cycles)
+        issue = (total + loads + LOOP) / ISSUE
+        cycles = max(total / 2, loads / 2, issue, 4.0 * min(1.0, total / 8)) + 0.4
+        if self.tile_m * p.itemsize > 32:  # measured: strips of more than half a cache line a step
+            cycles *= 1.25
+        return float(cycles)
 
     def per_product(self, p: Product) -> float:
         """Cycles of a product in the middle of a tile, what the edges waste included."""
@@ -234,23 +249,20 @@ def _variants(p: Product, tile: Blocking, pieces: bool) -> Iterator[Blocking]:
     tiles_m, tiles_n = ceildiv(p.size_m, tile.tile_m), ceildiv(p.size_n, tile.tile_n)
     threads = p.target.threads if p.batches * p.size_m * p.size_n * p.folded >= THREAD_WORK else 1
     for cut in _pieces(p) if pieces else [1]:
-        for block, (shared, tasks) in itertools.product(
-            _blocks(p, tile, cut, tiles_m), _shares(p, threads, tiles_n)
-        ):
-            if shared == "m":
-                tasks = ceildiv(tiles_m, block) if block else 1
-                if tasks < threads:
-                    continue
-            has_place = bool(shared or block or p.outer or cut > 1)
-            yield replace(
-                tile,
-                block=block,
-                pieces=cut,
-                shared=shared,
-                tasks=tasks,
-                pack_rows=tiles_n >= (1 if p.rows_odd else 3) and has_place,
-                pack_columns=(block or tiles_m) >= 2,
-            )
+        for block in _blocks(p, tile, cut, tiles_m):
+            blocks = ceildiv(tiles_m, block) if block else 1
+            for shared, tasks in _shares(p, threads, tiles_n, blocks):
+                place = bool(shared or block or p.outer or cut > 1)
+                choice = replace(
+                    tile, block=block, pieces=cut, shared=shared, tasks=tasks,
+                    pack_rows=tiles_n >= (1 if p.rows_odd else 3) and place,
+                    pack_columns=(block or tiles_m) >= 2,
+                )  # fmt: skip
+                yield choice
+                held = p.folded // cut * p.itemsize * (tiles_n * tile.tile_n + block * tile.tile_m)
+                several = blocks > (tasks if shared == "m" else 1) and (cut > 1 or bool(shared))
+                if several and choice.pack_columns and held <= p.target.scratch_bytes:
+                    yield replace(choice, wide=True)
 
 
 def _pieces(p: Product) -> list[int]:
@@ -272,11 +284,13 @@ def _blocks(p: Product, tile: Blocking, pieces: int, tiles_m: int) -> list[int]:
     return sorted([b for b in found if b <= most and (1 < b < tiles_m or b == 0)])
 
 
-def _shares(p: Product, threads: int, tiles_n: int) -> list[tuple[str, int]]:
+def _shares(p: Product, threads: int, tiles_n: int, blocks: int) -> list[tuple[str, int]]:
     """What the tasks can be: blocks of m, pieces of n, or an outer axis."""
     if threads < 2:
         return [("", 1)]
-    found = [("m", 0)]
+    found = [("m", tasks) for tasks in (threads, 2 * threads, 4 * threads) if blocks % tasks == 0]
+    if blocks > threads and ("m", blocks) not in found:
+        found.append(("m", blocks))
     found += [("n", parts * threads) for parts in (1, 2, 4) if tiles_n % (parts * threads) == 0]
     if p.outer:
         size = _size(p.outer[0])
@@ -346,20 +360,23 @@ def _carry_out(table: AxisTable, p: Product, b: Blocking) -> None:
     n_share: Axis | None = None
     if b.shared == "n" and n is not None:
         n_share, n = _part(table, n.number, OptKind.SPLIT, _size(n) // b.tasks)
-    shared = {"m": m_block, "n": n_share, "outer": p.outer[0] if p.outer else None}.get(b.shared)
-    around = [a for a in (shared, *p.outer, n_share, m_block, step) if a is not None]
-    around = list(dict.fromkeys(around))
+    m_share: Axis | None = None
+    if b.shared == "m" and m_block is not None:
+        m_share, m_block = _part(table, m_block.number, OptKind.SPLIT, _size(m_block) // b.tasks)
+    shared = {"m": m_share, "n": n_share, "outer": p.outer[0] if p.outer else None}.get(b.shared)
+    steps = [step, m_block] if b.wide else [m_block, step]
+    around = list(dict.fromkeys([a for a in (shared, *p.outer, n_share, *steps) if a is not None]))
     _arrange(table, [*around, *[a for a in (n, m) if a is not None]])
     if shared is not None and b.tasks > 1:
         table.apply(Opt(OptKind.THREAD, shared.number, b.tasks if b.shared == "outer" else 0))
     # THREAD may have left a LOOP of its axis, the innermost of those around
     inside = {a.number for a in (n, m) if a is not None}
-    level = [a for a in table.of_type(AxisType.THREAD, AxisType.LOOP) if a.number not in inside][-1:]
-    panel = [n] if n is not None else level
+    levels = [a for a in table.of_type(AxisType.THREAD, AxisType.LOOP) if a.number not in inside]
+    panel = levels[-2:-1] if b.wide and m_block is not None else [n] if n is not None else levels[-1:]
     for number, _ in p.columns if b.pack_columns and m is not None and panel else ():
         table.apply(Opt(OptKind.STAGE, panel[0].number, number))
-    for number, _ in p.rows if b.pack_rows and level else ():
-        table.apply(Opt(OptKind.STAGE, level[0].number, number))
+    for number, _ in p.rows if b.pack_rows and levels else ():
+        table.apply(Opt(OptKind.STAGE, levels[-1].number, number))
 
 
 def _arrange(table: AxisTable, nest: Sequence[Axis]) -> None:

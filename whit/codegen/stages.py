@@ -102,7 +102,7 @@ def stage_reads(sink: UOp, wanted: Iterable[tuple[UOp, Level]], target: Target) 
         for r, (outer, inner) in halves.items():
             back |= {outer: r // _size([inner]), inner: r % _size([inner])}
         changes[value] = read.replace(src=(read.src[0], simplify(read.src[1].substitute(back))))
-        uid += 2 * len(layout.closed) + 2
+        uid += 2 * layout.count
     return sink.substitute(changes)
 
 
@@ -127,22 +127,22 @@ def _store_of(end: UOp) -> UOp:
 class _Layout:
     """How an operand lies in its scratch and how it gets there.
 
-    The innermost dimension is a *run* of neighbours in the source's memory, copied in vectors, unless the
-    kernel reads the operand as vectors along another axis: then that axis is innermost and the copy turns
-    tiles around.
+    A tile axis is innermost, padded to whole vectors, so that a step of the loops reads one stretch of
+    memory: where the source's neighbours lie along another axis (its *run*), the copy turns squares of the
+    tile around. Without a tile axis the run is innermost.
     """
 
     def __init__(self, value: UOp, level: Level, vectors: frozenset[UOp], lanes: int) -> None:
         self.value, self.lanes = value, lanes
-        self.closed = sorted(
-            [r for r in value.ranges if level.closes(r)], key=lambda r: (r.arg.axis, r.arg.uid)
-        )
-        vector = next((r for r in self.closed if r in vectors), None)
-        self.run = self._run(vector)
-        self.rows = [r for r in self.closed if r not in self.run]
-        # a run along another axis than the vector is turned around: the vector is innermost
-        self.inner = [r for r in self.rows if r is vector]
-        self.rows = [r for r in self.rows if r is not vector]
+        steps = _source_steps(value)
+        rows = [r for r in value.ranges if level.closes(r)]
+        rows.sort(key=lambda r: (r.arg.axis, r.arg.uid))
+        tile = [r for r in rows if r.arg.axis.is_tile]
+        self.count = len(rows)
+        self.inner = next((r for r in tile if r in vectors), tile[-1] if tile else None)
+        runs = [r for r in (self.inner, *reversed(rows)) if r is not None and steps.get(r) == 1]
+        self.run = runs[0] if runs else None
+        self.rows = [r for r in rows if r is not self.inner and r is not self.run]
 
     def keep_together(self, halves: Iterable[tuple[UOp, UOp]]) -> None:
         """Put the blocks of a cut axis next to the inside of a block: the reader sees one axis again."""
@@ -151,62 +151,47 @@ class _Layout:
                 self.rows.remove(outer)
                 self.rows.insert(self.rows.index(inner) if inner in self.rows else len(self.rows), outer)
 
-    def _run(self, vector: UOp | None) -> list[UOp]:
-        """Ranges that together walk through neighbours of the source, outermost first."""
-        steps = _source_steps(self.value)
-        first = vector if vector is not None and steps.get(vector) == 1 else None
-        first = first or next((r for r in reversed(self.closed) if steps.get(r) == 1), None)
-        if first is None:
-            return []
-        run = [first]
-        while first.arg.axis.is_tile and _piece(_size(run), self.lanes) < min(4, self.lanes):
-            more = next((r for r in self.closed if r not in run and steps.get(r) == _size(run)), None)
-            if more is None:
-                break
-            run.append(more)
-        return run[::-1]
-
     def staged(self, number: int, uid: int) -> UOp:
         """INDEX(STAGE(value', …), place); fresh ranges are numbered from `uid`."""
-        fills: list[UOp] = []
-        renamed: dict[UOp, UOp] = {}
+        self.uid, self.fills = uid, list[UOp]()
+        self.renamed: dict[UOp, UOp] = {}
+        self.masks: list[UOp] = []
         place = UOp.index(0)
         for r in self.rows:
-            renamed[r] = _range(uid + len(fills), _size([r]), AxisType.LOOP)
-            fills.append(renamed[r])
-            place = place * _size([r]) + r
-        size = _size(self.run)
-        width = _piece(size, self.lanes)
-        if width < min(4, self.lanes) and self.run:
-            width = self.lanes
-        room = round_up(size, width)
-        if not self.inner and room * self.value.dtype.itemsize % ROW_CONFLICT == 0 and self.rows:
-            room += width
-        if not self.inner:  # a few vectors at a time; what is turned around is a square already
-            width *= max(n for n in (1, 2, 3, 4) if room % (n * width) == 0)
-        outer = _range(uid + len(fills), room // width, AxisType.LOOP)
-        lane = _range(uid + len(fills) + 1, width, AxisType.UPCAST)
-        at, left = outer * width + lane, size
-        place = place * room + _mixed(UOp.index(0), self.run)
-        for r in self.run:
-            left //= _size([r])
-            renamed[r] = at // left % _size([r]) if r is not self.run[0] else at // left
-        fills += [outer, lane]
-        for r in self.inner:
-            renamed[r] = _range(uid + len(fills), _size([r]), AxisType.UPCAST)
-            fills.append(renamed[r])
-            place = place * _size([r]) + r
-        mask = simplify(at.lt(size)) if room > size else None
-        fill = simplify(_gated(self.value, mask, renamed))
-        kept = [r for r in fills if r.src[0].arg > 1]
-        fill = fill.substitute({r: UOp.index(0) for r in fills if r not in kept})
-        stage = UOp(Ops.STAGE, self.value.dtype, (fill, *kept), StageArg("local", number))
+            short = r is self.rows[-1] and self.run is self.inner  # a few rows of a copy at a time
+            place = place * self._fill(r, _size([r]), 4 if short and _size([r]) % 4 == 0 else 1) + r
+        inner = 1 if self.inner is None else _whole_vectors(_size([self.inner]), self.lanes)
+        if self.run is not None and self.run is not self.inner:
+            size = _size([self.run])
+            width = min(self.lanes, inner) if self.inner is not None else _whole_vectors(size, self.lanes)
+            width = min(width, 4 * self.lanes)
+            room = round_up(size, width)
+            if self.inner is None and self.rows and room * self.value.dtype.itemsize % ROW_CONFLICT == 0:
+                room += self.lanes
+                width = self.lanes
+            place = place * self._fill(self.run, room, width) + self.run
+        if self.inner is not None:
+            place = place * self._fill(self.inner, inner, inner) + self.inner
+        fill = simplify(_gated(self.value, conjunction(*self.masks), self.renamed))
+        stage = UOp(Ops.STAGE, self.value.dtype, (fill, *self.fills), StageArg("local", number))
         return UOp(Ops.INDEX, self.value.dtype, (stage, simplify(place)))
 
+    def _fill(self, r: UOp, room: int, width: int) -> int:
+        """Fill a dimension of the scratch, `room` elements for a range, `width` side by side. The room."""
+        outer = _range(self.uid, room // width, AxisType.LOOP)
+        lane = _range(self.uid + 1, width, AxisType.UPCAST)
+        self.uid += 2
+        self.fills += [half for half in (outer, lane) if _size([half]) > 1]
+        parts = [outer * width if room > width else UOp.index(0), lane if width > 1 else UOp.index(0)]
+        self.renamed[r] = simplify(parts[0] + parts[1])
+        if room > _size([r]):
+            self.masks.append(simplify(self.renamed[r].lt(_size([r]))))
+        return room
 
-def _piece(size: int, lanes: int) -> int:
-    """The widest vector that cuts a row of this size without a rest."""
-    return min(lanes, size & -size)
+
+def _whole_vectors(size: int, lanes: int) -> int:
+    """`size` rounded up to vectors, or to the power of two that holds less than one."""
+    return round_up(size, lanes) if size >= lanes else 1 << (size - 1).bit_length()
 
 
 def _size(ranges: Iterable[UOp]) -> int:

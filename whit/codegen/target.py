@@ -35,7 +35,7 @@ class Target(NamedTuple):
     storage_only: tuple[DType, ...] = (dtypes.fp8e4m3, dtypes.fp8e5m2, dtypes.bfloat16, dtypes.float16)
     l1_bytes: int = 32 << 10
     l2_bytes: int = 1 << 20
-    scratch_bytes: int = 2 << 20  # of private scratch memory for a task
+    scratch_bytes: int = 3 << 20  # of private scratch memory for a task
     stream_bytes: int = 0  # results from this size on go past the caches; 0: none does
     masked_memory: bool = True  # whether masked vector loads and stores are cheap
 
