@@ -259,6 +259,10 @@ def actions(table: AxisTable) -> Iterator[Opts]:
         if _size(axis) > 8:
             amounts = (32, 128, 8, 512, 64, 16, 256) if axis in folds else (8, 32, 4, 64, 128)
             yield from [more for more in _splits(OptKind.SPLIT, axis, amounts) if more[-1].amount]
+    for axis in folds:  # pieces of 128 to 1024 steps: what a cache holds of both factors
+        size = _size(axis)
+        for pieces in [n for n in divisors(size, max(1, size // 128)) if n > 1 and size // n <= 1024][:4]:
+            yield (Opt(OptKind.ACCUMULATE, axis.number, pieces),)
     if target.has_local:
         for axis in loops:
             yield from _splits(OptKind.LOCAL, axis, (8, 16, 4, 32))

@@ -177,7 +177,7 @@ class Measure:
         if runnable and self._is_ready():
             length = min(0.6 if careful else 0.1, max(0.05, self.left() / 2))
             runs = 3 * len(runnable) * max(self.best if self.best < math.inf else 1.0, 0.01)
-            found = self.pool.ask_runner(("race", list(runnable.values()), length), 2.0 + length + 10 * runs)
+            found = self.pool.ask_runner(("race", list(runnable.values()), length), 1.0 + length + 10 * runs)
         if found is None:  # one of them fails: then each alone shows which
             return [Timing(*2 * (self.time(self.known.get(opts)),)) for opts in candidates]
         times = dict(zip(runnable, found))
