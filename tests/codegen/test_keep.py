@@ -40,6 +40,18 @@ def test_softmax_computes_its_exponentials_once() -> None:
     assert len(readers) == 2 and readers[0].src[1].ranges.isdisjoint(readers[1].src[1].ranges)
 
 
+def test_stores_in_one_loop_compute_a_value_once_already() -> None:
+    """Mean and variance of each row: both stores stand in the loop over rows."""
+    (i,), (k, m) = loops(64), folds(1, 36, 36)
+    x = param(2, 64 * 36)
+    mean = fold(Ops.ADD, read(x, i * 36 + k), k) / 36.0
+    away = read(x, i * 36 + m) - mean
+    variance = fold(Ops.ADD, away * away, m) / 36.0
+    both = UOp.sink(store(param(0, 64), i, mean, i), store(param(1, 64), i, variance, i))
+    assert count(kept(both), Ops.STAGE) == 0
+    assert generate(both, cpu_target("llvm", "llvm")).linear.src
+
+
 @pytest.mark.parametrize("target", [SCALAR, GROUPS], ids=lambda t: t.key)
 def test_only_where_scratch_is_a_cache(target: Target) -> None:
     assert count(kept(softmax(64, 512), target), Ops.STAGE) == 0

@@ -51,7 +51,9 @@ def keep_values(ast: UOp, target: Target) -> UOp:
     for loop in loops:
         for value, general in _generalised(loop, counter).items():
             found.setdefault(general, []).append((loop, value))
-    cost = {value: _cost(value, counter) for value, places in found.items() if len(places) > 1}
+    # stores that stand in one loop compute a value once already
+    several = [value for value, places in found.items() if len({loop.ranges for loop, _ in places}) > 1]
+    cost = {value: _cost(value, counter) for value in several}
     changes: dict[UOp, UOp] = {}
     inside: set[UOp] = set()
     room = min(target.l2_bytes // 2, target.scratch_bytes - _scratch(order))
