@@ -26,10 +26,11 @@ from tests.codegen.opts_kernels import (
     two_stores,
 )
 from whit.codegen.lower import prepare
-from whit.codegen.opts import AxisTable, Opt, OptError, OptKind, axes
+from whit.codegen.opts import AxisTable, Opt, OptError, OptKind, axes, parse_opts
 from whit.engine.trial import Compiled, compile_candidate
 from whit.runtime.device import Buffer, Device, Launch
-from whit.uop import UOp
+from whit.uop import AxisType, Ops, UOp, dtypes
+from whit.uop.text import parse
 
 
 def run(ast: UOp, compiled: Compiled, given_buffers: list) -> list[np.ndarray]:
@@ -96,3 +97,34 @@ def test_random_legal_opts(kernel, raw, seed):
     tile = np.prod([a.size for a in axes(table.build()) if a.type.is_tile], dtype=float)
     if tile <= 1024:  # larger ones only take longer to compile
         check(ast, table.opts, seed)
+
+
+def test_sums_in_one_loop_that_an_opt_moves_apart() -> None:
+    """x's sum depends on i // 2, y's on i: over one RANGE both run in one loop until i is split."""
+    i, k = UOp.range(8, uid=0), UOp.range(5, AxisType.REDUCE, 1)
+    out, x, y = (parse(f"%0 = param float32; slot={n} size={size}") for n, size in enumerate((8, 20, 40)))
+    left = UOp(Ops.INDEX, dtypes.float32, (x, i // 2 * 5 + k)).reduce_ranges(Ops.ADD, k)
+    right = UOp(Ops.INDEX, dtypes.float32, (y, i * 5 + k)).reduce_ranges(Ops.MAX, k)
+    kernel = prepare(UOp.sink(UOp(Ops.STORE, dtypes.void, (out, i, left * right)).end(i)))
+    for text in ("", "SPLIT axis 0 by 2", "THREAD axis 0 by 4", "UPCAST axis 0 by 2", "UNROLL axis 1 by 0",
+                 "THREAD axis 0 by 4, UNROLL axis 1 by 0", "UPCAST axis 0 by 2, SPLIT axis 0 by 2"):
+        check(kernel, parse_opts(text))
+
+
+def test_prepare_again_changes_nothing_where_loops_are_shared() -> None:
+    """Sums that become one loop become equal, and then the loops above them are shared too."""
+    i = UOp.range(8, uid=0)
+    ranges = [UOp.range(5, AxisType.REDUCE, n) for n in range(1, 5)]
+    out, x = (parse(f"%0 = param float32; slot={n} size={size}") for n, size in enumerate((8, 40)))
+
+    def mean(k: UOp) -> UOp:
+        return UOp(Ops.INDEX, dtypes.float32, (x, i * 5 + k)).reduce_ranges(Ops.ADD, k)
+
+    def spread(k: UOp, total: UOp) -> UOp:
+        return (UOp(Ops.INDEX, dtypes.float32, (x, i * 5 + k)) * total).reduce_ranges(Ops.MAX, k)
+
+    value = spread(ranges[0], mean(ranges[1])) - spread(ranges[2], mean(ranges[3]))
+    kernel = prepare(UOp.sink(UOp(Ops.STORE, dtypes.void, (out, i, value)).end(i)))
+    assert prepare(kernel) is kernel
+    assert len([u for u in kernel.toposort() if u.op is Ops.REDUCE]) == 2
+    check(kernel, ())

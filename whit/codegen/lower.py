@@ -28,7 +28,12 @@ from whit.uop.symbolic import conjunction, simplify
 def prepare(ast: UOp) -> UOp:
     """The kernel in the form that opts and `linearize` expect; the same kernel when it is in that form
     already."""
-    return run_passes(ast, _PREPARE)
+    while True:
+        separate = run_passes(ast, _PREPARE[:-1])
+        shared = run_passes(separate, _PREPARE[-1:])
+        if shared is separate:
+            return shared
+        ast = shared  # sums over one loop may have become equal, and what contains them simpler
 
 
 def drop_unit_ranges(ast: UOp) -> UOp:
@@ -118,7 +123,7 @@ def separate_loops(ast: UOp) -> UOp:
     surroundings.
 
     REDUCEs with equal ranges, level and outer ranges keep sharing; any other second owner of a RANGE gets
-    a new one.
+    a new one. Ranges of the tile are no loops: they stay.
     """
     order = ast.toposort()
     _, levels = _reduces_below(order)
@@ -135,9 +140,11 @@ def separate_loops(ast: UOp) -> UOp:
         src = tuple([new[s] for s in node.src])
         fresh = node if src == node.src else node.replace(src=src)
         if node.op is Ops.REDUCE:
-            key = (node.src[1:], levels[node], fresh.ranges)
+            loops = [r for r in node.src[1:] if not r.arg.axis.is_tile]
+            around = frozenset([r for r in fresh.ranges if not r.arg.axis.is_tile])
+            key = (tuple(loops), levels[node], around)
             renamed: dict[UOp, UOp] = {}
-            for r in node.src[1:]:
+            for r in loops:
                 if owners.setdefault(r, key) != key:
                     renamed[r] = UOp(Ops.RANGE, dtypes.index, r.src, RangeArg(uid, r.arg.axis))
                     owners[renamed[r]] = key
@@ -341,10 +348,10 @@ def lower_passes() -> tuple[Pass, ...]:
         Pass("decompose", _decompose, "tiled", "tiled", "only ops and dtypes that the target computes"),
         Pass(
             "simplify again",
-            lambda u, _: simplify(u),
+            lambda u, _: separate_loops(simplify(u)),
             "tiled",
             "tiled",
-            "decompositions leave index arithmetic behind",
+            "decompositions leave index arithmetic behind; of sums in one loop, one may stand further out by now",
         ),
     )
 
