@@ -35,6 +35,7 @@ from whit.codegen.costs import (
 from whit.codegen.opts import Axis, Opt, OptKind, axes
 from whit.codegen.rows import rows, turn_rows
 from whit.codegen.scopes import Kernel, Scope
+from whit.codegen.skinny import read_once
 from whit.codegen.target import Target
 from whit.helpers import NOOPT, ceildiv, round_up
 from whit.uop import AxisType, UOp
@@ -314,7 +315,7 @@ def choose(ast: UOp, target: Target) -> tuple[Opt, ...]:
     nest(k)
     work = sum(k.work(scope) for scope in k.scopes)
     merge(k)
-    if block(k):
+    if read_once(k) or block(k):
         return tuple(k.table.opts)
     vector, vectors = choose_vector(k)
     hot = max(k.scopes, key=k.work)
