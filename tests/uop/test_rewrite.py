@@ -233,6 +233,10 @@ def test_rebuild_keeps_what_is_known_and_what_does_not_change() -> None:
     assert rebuild(root, note, {a: b, a * b: f32(3.0)}) is f32(3.0) + b * 2.0
     assert a not in visited and b not in visited and a * b not in visited
     assert rebuild(a, note, {a: b}) is b
+    visited.clear()
+    kept = rebuild(root, lambda old, new: note(old, b if old is a else new), keep=lambda u: u.op is Ops.MUL)
+    assert kept is root and visited == [root]
+    assert rebuild(root, note, {a * b: a}, lambda u: u is a * 2.0) is a + a * 2.0
 
 
 def test_costs_are_accounted() -> None:

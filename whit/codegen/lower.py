@@ -7,6 +7,7 @@ them once.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -19,7 +20,7 @@ from whit.codegen.simplify import simplify_values_pass
 from whit.codegen.stages import lower_stages
 from whit.codegen.target import Target
 from whit.uop import AxisType, LocalArg, Ops, RangeArg, SpecialArg, UOp, dtypes
-from whit.uop.rewrite import Pass, run_passes
+from whit.uop.rewrite import Pass, rebuild, run_passes
 from whit.uop.symbolic import conjunction, simplify
 
 # ---- before opts -------------------------------------------------------------------------------------------
@@ -43,21 +44,14 @@ def drop_unit_ranges(ast: UOp) -> UOp:
     }
     if not units:
         return ast
-    zero = UOp.index(0)
-    new: dict[UOp, UOp] = {u: zero for u in units}
-    for node in ast.toposort():
-        if node in new:
-            continue
-        if node.op in (Ops.REDUCE, Ops.END):
-            kept = [r for r in node.src[1:] if r not in units]
-            src = (new[node.src[0]], *kept)
-            if not kept:  # a store or a fold of one value
-                new[node] = src[0]
-                continue
-        else:
-            src = tuple([new[s] for s in node.src])
-        new[node] = node if src == node.src else node.replace(src=src)
-    return simplify(new[ast])
+
+    def drop(old: UOp, new: UOp) -> UOp:
+        if old.op is not Ops.REDUCE and old.op is not Ops.END:
+            return new
+        kept = [r for r in old.src[1:] if r not in units]
+        return new.replace(src=(new.src[0], *kept)) if kept else new.src[0]  # a store or a fold of one value
+
+    return simplify(rebuild(ast, drop, dict.fromkeys(units, UOp.index(0))))
 
 
 def hoist_factors(ast: UOp) -> UOp:
@@ -66,14 +60,12 @@ def hoist_factors(ast: UOp) -> UOp:
     Before:  REDUCE(MUL(INDEX(q, k), s), k; ADD)
     After:   MUL(REDUCE(INDEX(q, k), k; ADD), s)
     """
-    new: dict[UOp, UOp] = {}
-    for node in ast.toposort():
-        src = tuple([new[s] for s in node.src])
-        node_new = node if src == node.src else node.replace(src=src)
-        if node.op is Ops.REDUCE and node.arg.op is Ops.ADD and node.dtype.is_float:
-            node_new = _hoist(node_new)
-        new[node] = node_new
-    return new[ast]
+
+    def hoist(old: UOp, new: UOp) -> UOp:
+        is_sum = old.op is Ops.REDUCE and old.arg.op is Ops.ADD and old.dtype.is_float
+        return _hoist(new) if is_sum else new
+
+    return rebuild(ast, hoist)
 
 
 def _hoist(reduce: UOp) -> UOp:
@@ -129,42 +121,37 @@ def separate_loops(ast: UOp) -> UOp:
     _, levels = _reduces_below(order)
     if not levels:
         return ast
-    uid = _next_uid(order)
+    uids = itertools.count(_next_uid(order))
     owners: dict[UOp, Any] = {}
     for node in order:
         if node.op is Ops.END:
             for r in node.src[1:]:
                 owners[r] = "store"
-    new: dict[UOp, UOp] = {}
-    for node in order:
-        src = tuple([new[s] for s in node.src])
-        fresh = node if src == node.src else node.replace(src=src)
-        if node.op is Ops.REDUCE:
-            loops = [r for r in node.src[1:] if not r.arg.axis.is_tile]
-            around = frozenset([r for r in fresh.ranges if not r.arg.axis.is_tile])
-            key = (tuple(loops), levels[node], around)
-            renamed: dict[UOp, UOp] = {}
-            for r in loops:
-                if owners.setdefault(r, key) != key:
-                    renamed[r] = UOp(Ops.RANGE, dtypes.index, r.src, RangeArg(uid, r.arg.axis))
-                    owners[renamed[r]] = key
-                    uid += 1
-            if renamed:
-                body = _rename_free(fresh.src[0], renamed)
-                fresh = fresh.replace(src=(body, *[renamed.get(r, r) for r in node.src[1:]]))
-        new[node] = fresh
-    return new[ast]
+
+    def separate(old: UOp, new: UOp) -> UOp:
+        if old.op is not Ops.REDUCE:
+            return new
+        loops = [r for r in old.src[1:] if not r.arg.axis.is_tile]
+        around = frozenset([r for r in new.ranges if not r.arg.axis.is_tile])
+        key = (tuple(loops), levels[old], around)
+        renamed: dict[UOp, UOp] = {}
+        for r in loops:
+            if owners.setdefault(r, key) != key:
+                renamed[r] = UOp(Ops.RANGE, dtypes.index, r.src, RangeArg(next(uids), r.arg.axis))
+                owners[renamed[r]] = key
+        if not renamed:
+            return new
+        return new.replace(
+            src=(_rename_free(new.src[0], renamed), *[renamed.get(r, r) for r in old.src[1:]])
+        )
+
+    return rebuild(ast, separate)
 
 
 def _rename_free(value: UOp, renamed: dict[UOp, UOp]) -> UOp:
     """Substitute RANGEs where they are free: a REDUCE below that closes one keeps it."""
-    new: dict[UOp, UOp] = dict(renamed)
     free = frozenset(renamed)
-    for node in value.toposort(lambda n: n in renamed or not n.ranges & free):
-        if node not in new:
-            bound = not node.ranges & free
-            new[node] = node if bound else node.replace(src=tuple([new[s] for s in node.src]))
-    return new[value]
+    return rebuild(value, lambda old, new: new, renamed, lambda node: free.isdisjoint(node.ranges))
 
 
 def share_loops(ast: UOp) -> UOp:
@@ -219,25 +206,21 @@ def group_reduces(ast: UOp) -> UOp:
     groups = [u for u in items if u.arg.axis is AxisType.GROUP_REDUCE]
     if not groups:
         return ast
-    uid, number = _next_uid(order), 0
-    new: dict[UOp, UOp] = {}
-    for node in order:
-        src = tuple([new[s] for s in node.src])
-        mine = [r for r in node.src[1:] if r in groups] if node.op is Ops.REDUCE else []
-        if node.op is Ops.STORE and node.src[0].op is Ops.PARAM:
-            src = (*src[:3], *_mask(conjunction(*src[3:], *[g.equal(0) for g in groups])))
-        if mine:
-            rest = [r for r in node.src[1:] if r not in mine]
-            part = UOp(Ops.REDUCE, node.dtype, (src[0], *rest), node.arg) if rest else src[0]
-            again = [
-                UOp(Ops.RANGE, dtypes.index, r.src, RangeArg(uid + n, AxisType.REDUCE))
-                for n, r in enumerate(mine)
-            ]
-            new[node] = _combine(node, part, mine, again, items, number)
-            uid, number = uid + len(mine), number + 1
-        else:
-            new[node] = node if src == node.src else node.replace(src=src)
-    return new[ast]
+    uids, numbers = itertools.count(_next_uid(order)), itertools.count()
+
+    def share(old: UOp, new: UOp) -> UOp:
+        if old.op is Ops.STORE and old.src[0].op is Ops.PARAM:
+            alone = conjunction(*new.src[3:], *[g.equal(0) for g in groups])
+            return new.replace(src=(*new.src[:3], *_mask(alone)))
+        mine = [r for r in old.src[1:] if r in groups] if old.op is Ops.REDUCE else []
+        if not mine:
+            return new
+        rest = [r for r in old.src[1:] if r not in mine]
+        part = UOp(Ops.REDUCE, old.dtype, (new.src[0], *rest), old.arg) if rest else new.src[0]
+        again = [r.replace(arg=RangeArg(next(uids), AxisType.REDUCE)) for r in mine]
+        return _combine(old, part, mine, again, items, next(numbers))
+
+    return rebuild(ast, share)
 
 
 def _combine(node: UOp, part: UOp, mine: list[UOp], again: list[UOp], items: list[UOp], number: int) -> UOp:
@@ -279,16 +262,13 @@ def bind_specials(ast: UOp) -> UOp:
                 changes[r] = (index // total) % r.src[0].arg if len(taken) > 1 else index
     if not changes:
         return ast
-    new: dict[UOp, UOp] = dict(changes)
-    for node in ast.toposort():
-        if node in new:
-            continue
-        if node.op is Ops.END:
-            new[node] = new[node.src[0]].end(*[r for r in node.src[1:] if r not in changes])
-            continue
-        src = tuple([new[s] for s in node.src])
-        new[node] = node if src == node.src else node.replace(src=src)
-    return new[ast]
+
+    def bind(old: UOp, new: UOp) -> UOp:
+        if old.op is not Ops.END:
+            return new
+        return new.src[0].end(*[r for r in old.src[1:] if r not in changes])
+
+    return rebuild(ast, bind, changes)
 
 
 def nest_stores(ast: UOp) -> UOp:
@@ -351,7 +331,7 @@ def lower_passes() -> tuple[Pass, ...]:
             lambda u, _: separate_loops(simplify(u)),
             "tiled",
             "tiled",
-            "decompositions leave index arithmetic behind; of sums in one loop, one may stand further out by now",
+            "decompositions leave index arithmetic; of sums in one loop, one may be further out by now",
         ),
     )
 

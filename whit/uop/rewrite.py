@@ -93,10 +93,11 @@ def _endless(node: UOp) -> IRError:
                    fix="make every rule's result simpler than its input by one measure")
 
 
-def rebuild(root: UOp, change: Callable[[UOp, UOp], UOp], known: Mapping[UOp, UOp] | None = None) -> UOp:
+def rebuild(root: UOp, change: Callable[[UOp, UOp], UOp], known: Mapping[UOp, UOp] | None = None,
+            keep: Callable[[UOp], bool] | None = None) -> UOp:
     """The graph made anew in one walk, sources first: `change(old, new)` says what stands in the place of a
     node, given as it was and as it is with its sources replaced. Keys of `known` are not visited: their
-    values stand in their place.
+    values stand in their place. Nor is what `keep` holds for: it stays, and all below it.
 
     >>> from whit.uop import Ops, dtypes
     >>> x = UOp.variable("x", 0, 9)
@@ -106,8 +107,13 @@ def rebuild(root: UOp, change: Callable[[UOp, UOp], UOp], known: Mapping[UOp, UO
     """
     new: dict[UOp, UOp] = {} if known is None else dict(known)
     fixed = frozenset(new)
-    for node in root.toposort(fixed.__contains__ if fixed else None):
+    stop = keep if not fixed else fixed.__contains__ if keep is None else \
+        lambda node: node in fixed or keep(node)
+    for node in root.toposort(stop):
         if node in fixed:
+            continue
+        if keep is not None and keep(node):
+            new[node] = node
             continue
         src = node.src
         for source in src:
