@@ -171,6 +171,17 @@ def test_a_compiler_that_crashes_or_hangs_costs_its_worker_only(pool: workers.Po
     assert all(a is not None for a in pool.map([requests[0], requests[2]], 30.0))
 
 
+def test_many_requests_have_one_end(pool: workers.Pool) -> None:
+    requests = [("compile", AST, "CPU", "")] * 9
+    assert all(pool.map(requests[:2], 30.0))
+    for worker in pool.workers:
+        os.kill(worker.process.pid, signal.SIGSTOP)
+    start = time.monotonic()
+    assert pool.map(requests, 30.0, 0.5) == [None] * 9
+    assert time.monotonic() - start < 5
+    assert all(pool.map(requests[:2], 30.0, 30.0))
+
+
 def test_a_kernel_that_cannot_run_at_all(pool: workers.Pool) -> None:
     assert not pool.runner_knows(AST, "CPU:NOSUCH", 30.0)
     assert beam.Measure(AST, "CPU:NOSUCH", pool).measure([()]) == [math.inf]

@@ -144,7 +144,8 @@ class Measure:
         new = [opts for opts in candidates if opts not in self.known]
         made = self.pool.map(
             [("compile", self.ast, self.device, repr_opts(opts)) for opts in new],
-            min(COMPILE_LIMIT, max(0.5, self.left())),
+            COMPILE_LIMIT,
+            max(1.0, self.left()),
         )
         self.known.update(zip(new, made))
         self.count += len(new)

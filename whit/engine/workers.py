@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import socket
 import subprocess
@@ -114,15 +115,16 @@ class Pool:
         self.workers[number].close()
         self.workers[number] = Worker()
 
-    def map(self, requests: Sequence[tuple[Any, ...]], limit: float) -> list[Any]:
-        """An answer per request, None for those that failed, crashed or took longer than `limit` seconds."""
+    def map(self, requests: Sequence[tuple[Any, ...]], limit: float, total: float = math.inf) -> list[Any]:
+        """An answer per request, None for those that failed, crashed, took longer than `limit` seconds, or
+        had none `total` seconds from now."""
         try:
-            return self._map(requests, limit)
+            return self._map(requests, limit, time.monotonic() + total)
         except BaseException:  # Ctrl-C: answers are on their way that nobody waits for any more
             self.close()
             raise
 
-    def _map(self, requests: Sequence[tuple[Any, ...]], limit: float) -> list[Any]:
+    def _map(self, requests: Sequence[tuple[Any, ...]], limit: float, end: float) -> list[Any]:
         answers: list[Any] = [None] * len(requests)
         waiting = list(range(len(requests)))[::-1]
         busy: dict[int, tuple[int, float]] = {}  # worker -> (request, deadline)
@@ -133,7 +135,7 @@ class Pool:
                     if not self.worker(number).send(requests[at]):
                         self.replace(number)
                         self.workers[number].send(requests[at])
-                    busy[number] = at, time.monotonic() + limit
+                    busy[number] = at, min(end, time.monotonic() + limit)
             connections: dict[Any, int] = {self.workers[n].connection: n for n in busy}
             pause = max(0.0, min(deadline for _, deadline in busy.values()) - time.monotonic())
             for connection in wait(list(connections), pause):
@@ -146,6 +148,8 @@ class Pool:
                 if time.monotonic() > deadline:
                     busy.pop(number)
                     self.replace(number)
+            if time.monotonic() > end:
+                waiting.clear()
         return answers
 
     def ask_runner(self, request: tuple[Any, ...], limit: float) -> Any:
