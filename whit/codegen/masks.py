@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 
 from whit.uop import Ops, UOp, dtypes
+from whit.uop.rewrite import rebuild
 from whit.uop.symbolic import conjunction
 
 _DEPTH = 12  # how far below a choice a mask is looked for
@@ -28,19 +29,18 @@ def simplify_masks(ast: UOp) -> UOp:
     for node in order:
         for s in node.src:
             uses[s] = uses.get(s, 0) + 1
-    new: dict[UOp, UOp] = {}
-    for node in order:
-        src = tuple([new[s] for s in node.src])
-        result = node if src == node.src else node.replace(src=src)
-        if result.op is Ops.WHERE:
-            result = _choice(result, uses[node.src[1]] == 1)
-        elif result.op is Ops.REDUCE:
-            if uses.get(node.src[0]) == 1:
-                result = _flatten(result)
-            if result.arg.op is Ops.ADD and result.src[0].op is Ops.MUL:
-                result = result.replace(src=(_product(result.src[0]), *result.src[1:]))
-        new[node] = result
-    return new[ast]
+
+    def simpler(old: UOp, new: UOp) -> UOp:
+        if new.op is Ops.WHERE:
+            return _choice(new, uses[old.src[1]] == 1)
+        if new.op is Ops.REDUCE:
+            if uses.get(old.src[0]) == 1:
+                new = _flatten(new)
+            if new.arg.op is Ops.ADD and new.src[0].op is Ops.MUL:
+                new = new.replace(src=(_product(new.src[0]), *new.src[1:]))
+        return new
+
+    return rebuild(ast, simpler)
 
 
 def conditions(mask: UOp) -> list[UOp]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from whit.codegen.opts import Opt
 from whit.helpers import DeviceError, ceildiv
 from whit.uop import AxisType, Ops, UOp
+from whit.uop.rewrite import rebuild
 from whit.uop.uop import variables_of
 
 # operations of the kernel without opts, which is slow: of larger kernels it computes a sample
@@ -79,15 +80,13 @@ def sampled(ast: UOp, work: int = SAMPLED_WORK) -> UOp:
         ratio *= count / size
     if not changes:
         return ast
-    new: dict[UOp, UOp] = dict(changes)
-    for node in ast.toposort():
-        if node in new:
-            continue
-        src = tuple([new[s] for s in node.src])
-        if node.op is Ops.END:
-            src = (src[0], *[_range_of(new[r], r) for r in node.src[1:]])
-        new[node] = node if src == node.src else node.replace(src=src)
-    return new[ast]
+
+    def fewer_ends(old: UOp, new: UOp) -> UOp:
+        if old.op is not Ops.END:
+            return new
+        return new.src[0].end(*[_range_of(changes.get(r, r), r) for r in old.src[1:]])
+
+    return rebuild(ast, fewer_ends, changes)
 
 
 def _range_of(value: UOp, old: UOp) -> UOp:
