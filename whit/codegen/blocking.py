@@ -49,11 +49,15 @@ class Product:
     columns: tuple[tuple[int, UOp], ...]
     itemsize: int
     packing: float = COPY  # cycles to pack an element of the columns
+    across: Axis | None = None  # of `outer`, the axis nearest to n on which columns depend and rows do not
+    merged: bool = False  # n stands for two axes, `across` and the one found first
 
     @property
     def column_copy(self) -> float:
         """Cycles to pack an element of the columns: from beyond the second cache when they do not fit it."""
-        far = self.size_n * self.folded * self.itemsize > self.target.l2_bytes / 2
+        reads = [u for _, value in self.columns for u in value.toposort() if u.op is Ops.INDEX]
+        nbytes = sum(u.src[0].arg.size * u.dtype.itemsize for u in reads) / self.batches
+        far = nbytes > self.target.l2_bytes / 2
         return max(self.packing, 2 * self.itemsize / FAR) if far else self.packing
 
     @property
@@ -85,7 +89,22 @@ class Product:
     @property
     def batches(self) -> int:
         """How often the whole is done."""
-        return int(prod([_size(a) for a in self.outer]))
+        return int(prod([_size(a) for a in self.outer if a is not self.across]))
+
+    @property
+    def elements(self) -> int:
+        """Of the result."""
+        return int(prod([_size(a) for a in (*self.outer, self.m, self.n)]))
+
+    @property
+    def work(self) -> int:
+        """Products in all."""
+        return self.elements * self.folded
+
+    @property
+    def row_uses(self) -> int:
+        """How often each row is used beside the columns of its own product."""
+        return int(prod([_size(a) for a in self.outer if not any(depends(v, a) for _, v in self.rows)]))
 
 
 def _size(axis: Axis) -> int:
@@ -136,7 +155,26 @@ def find_product(k: Kernel) -> Product | None:
     folded = prod([_size(a) for a in folds])
     fold = max(folds, key=_size)
     p = Product(target, m, n, outer, folded, fold, rows, columns, reduce.dtype.itemsize)
-    return replace(p, packing=_packing(p))
+    return replace(p, packing=_packing(p), across=_across(p))
+
+
+def _across(p: Product) -> Axis | None:
+    found = [a for a in p.outer if not any(depends(value, a) for _, value in p.rows)]
+    return found[-1] if found and all(depends(value, found[-1]) for _, value in p.columns) else None
+
+
+def merged(p: Product, ast: UOp) -> Product | None:
+    """The same product with n and the axis around it as one, where results lie in memory that way: narrow
+    images fill vectors. Windows are gathered one by one unless the source lies that way too."""
+    n, o = p.n, p.across
+    terms, _ = linear_form(ast.src[0].src[0].src[1])
+    if o is None or len(n.roots) > 1 or len(o.roots) > 1 or terms.get(o.roots[0]) != _size(n):
+        return None
+    both = Axis(o.number, o.type, _size(o) * _size(n), o.owners, o.roots + n.roots)
+    outer = tuple([a for a in p.outer if a is not o])
+    found = [_steps(value) for _, value in p.columns]
+    alike = all(t.get(n.roots[0]) == 1 and t.get(o.roots[0]) == _size(n) for t in found)
+    return replace(p, n=both, outer=outer, packing=COPY if alike else GATHER, across=None, merged=True)
 
 
 def _neighbours(ast: UOp, loops: Sequence[Axis]) -> Axis | None:
@@ -164,10 +202,21 @@ class Blocking:
     pack_rows: bool = True
     pack_columns: bool = True
     wide: bool = False
+    tile_o: int = 1  # of p.across, beside the columns
+
+    @property
+    def columns(self) -> int:
+        """Columns of a register tile."""
+        return self.tile_n * self.tile_o
+
+    def tiles_n(self, p: Product) -> int:
+        """Register tiles along the columns, for each of the other outer axes."""
+        along = ceildiv(_size(p.across), self.tile_o) if p.across is not None else 1
+        return int(along * ceildiv(p.size_n, self.tile_n))
 
     def cycles(self, p: Product) -> float:
         """Estimated cycles of the slowest thread."""
-        tiles_m, tiles_n = ceildiv(p.size_m, self.tile_m), ceildiv(p.size_n, self.tile_n)
+        tiles_m, tiles_n = ceildiv(p.size_m, self.tile_m), self.tiles_n(p)
         block = self.block or tiles_m
         blocks = ceildiv(tiles_m, block)
         work = p.batches * blocks * block * tiles_n * self._tile(p, block)
@@ -175,14 +224,14 @@ class Blocking:
             work += self._row_copies(p) * blocks * block * self.tile_m * p.folded * COPY
         if self.pack_columns:
             passes = blocks if not self.wide else self.tasks if self.shared == "m" else 1
-            work += p.batches * passes * tiles_n * self.tile_n * p.folded * p.column_copy
+            work += p.batches * passes * tiles_n * self.columns * p.folded * p.column_copy
         threads = p.target.threads if self.tasks > 1 else 1
         return float(work * ceildiv(self.tasks, threads) / self.tasks)
 
     def _tile(self, p: Product, block: int) -> float:
         """Cycles of one register tile."""
-        depth, total = p.folded // self.pieces, self.tile_m * ceildiv(self.tile_n, p.lanes)
-        panel, strip = depth * self.tile_n * p.itemsize, depth * self.tile_m * p.itemsize
+        depth, total = p.folded // self.pieces, self.tile_m * ceildiv(self.columns, p.lanes)
+        panel, strip = depth * self.columns * p.itemsize, depth * self.tile_m * p.itemsize
         # a panel too large for the first cache streams from the second one for each tile of rows
         streamed = panel + strip if panel > 0.6 * p.target.l1_bytes else strip
         cycles = max(depth * self.step(p), streamed / NEAR)
@@ -190,13 +239,13 @@ class Blocking:
             cycles *= 1.6  # each element of the rows is read under a mask
         near = panel + strip * (block if self.pack_rows else 1) <= ROOM * p.target.l2_bytes
         cycles += 0.0 if near else strip / FAR
-        touched = p.batches * p.size_m * p.size_n * p.itemsize
-        result = self.tile_m * self.tile_n * p.itemsize / (FAR if touched > p.target.l2_bytes else NEAR)
+        touched = p.elements * p.itemsize
+        result = self.tile_m * self.columns * p.itemsize / (FAR if touched > p.target.l2_bytes else NEAR)
         return float(self.pieces * (cycles + 8 + total + result * (1 if self.pieces == 1 else 2)))
 
     def step(self, p: Product) -> float:
         """Cycles of one step of the sum for a register tile, all operands at hand."""
-        vectors = ceildiv(self.tile_n, p.lanes)
+        vectors = ceildiv(self.columns, p.lanes)
         loads = self.tile_m + vectors * (1.0 if self.pack_columns else 2.0 if p.packing == COPY else p.lanes)
         total = self.tile_m * vectors
         issue = (total + loads + LOOP) / ISSUE
@@ -207,7 +256,7 @@ class Blocking:
 
     def per_product(self, p: Product) -> float:
         """Cycles of a product in the middle of a tile, what the edges waste included."""
-        return float(self.step(p) * ceildiv(p.size_m, self.tile_m) * ceildiv(p.size_n, self.tile_n))
+        return float(self.step(p) * ceildiv(p.size_m, self.tile_m) * self.tiles_n(p))
 
     def _row_copies(self, p: Product) -> int:
         """How often all rows are packed."""
@@ -238,28 +287,33 @@ def best_blocking(p: Product, pieces: bool = True) -> Blocking | None:
 def _tiles(p: Product) -> Iterator[Blocking]:
     registers = p.target.vector_registers
     for vectors in (1, 2, 3, 4):
-        if vectors > 1 and (vectors - 1) * p.lanes >= p.size_n:
-            break
         most = min((registers - 1 - vectors) // vectors, 14, p.size_m)
-        for tile_m in range(max(1, most // 2), most + 1):
-            yield Blocking(tile_m, vectors * p.lanes)
+        for beside in [n for n in (1, 2, 3, 4) if vectors % n == 0]:
+            tile_n = vectors // beside * p.lanes
+            if tile_n - p.lanes >= p.size_n or (
+                beside > 1 and (p.across is None or beside > _size(p.across))
+            ):
+                continue
+            for tile_m in range(max(1, most // 2), most + 1):
+                yield Blocking(tile_m, tile_n, tile_o=beside)
 
 
 def _variants(p: Product, tile: Blocking, pieces: bool) -> Iterator[Blocking]:
     tiles_m, tiles_n = ceildiv(p.size_m, tile.tile_m), ceildiv(p.size_n, tile.tile_n)
-    threads = p.target.threads if p.batches * p.size_m * p.size_n * p.folded >= THREAD_WORK else 1
+    threads = p.target.threads if p.work >= THREAD_WORK else 1
     for cut in _pieces(p) if pieces else [1]:
         for block in _blocks(p, tile, cut, tiles_m):
             blocks = ceildiv(tiles_m, block) if block else 1
             for shared, tasks in _shares(p, threads, tiles_n, blocks):
-                place = bool(shared or block or p.outer or cut > 1)
+                place = bool(shared or block or len(p.outer) > (p.across is not None) or cut > 1)
+                uses = tile.tiles_n(p) * (p.row_uses if not block and cut == 1 else 1)
                 choice = replace(
                     tile, block=block, pieces=cut, shared=shared, tasks=tasks,
-                    pack_rows=tiles_n >= (1 if p.rows_odd else 3) and place,
+                    pack_rows=uses >= (1 if p.rows_odd else 3) and place,
                     pack_columns=(block or tiles_m) >= 2,
                 )  # fmt: skip
                 yield choice
-                held = p.folded // cut * p.itemsize * (tiles_n * tile.tile_n + block * tile.tile_m)
+                held = p.folded // cut * p.itemsize * (tile.tiles_n(p) * tile.columns + block * tile.tile_m)
                 several = blocks > (tasks if shared == "m" else 1) and (cut > 1 or bool(shared))
                 if several and choice.pack_columns and held <= p.target.scratch_bytes:
                     yield replace(choice, wide=True)
@@ -275,7 +329,7 @@ def _pieces(p: Product) -> list[int]:
 def _blocks(p: Product, tile: Blocking, pieces: int, tiles_m: int) -> list[int]:
     """How many tiles of rows make a block: all, or what fits the second cache in a few sizes."""
     depth = p.folded // pieces * p.itemsize
-    room = min(ROOM * p.target.l2_bytes, p.target.scratch_bytes) - depth * tile.tile_n
+    room = min(ROOM * p.target.l2_bytes, p.target.scratch_bytes) - depth * tile.columns
     most = max(1, int(room / (depth * tile.tile_m)))
     found = {0} if most >= tiles_m else set()
     for parts in (1, 2, 4):
@@ -293,7 +347,7 @@ def _shares(p: Product, threads: int, tiles_n: int, blocks: int) -> list[tuple[s
         found.append(("m", blocks))
     found += [("n", parts * threads) for parts in (1, 2, 4) if tiles_n % (parts * threads) == 0]
     if p.outer:
-        size = _size(p.outer[0])
+        size = _size(p.outer[0]) if p.outer[0] is not p.across else 0
         found += [("outer", d) for d in range(threads, min(size, 8 * threads) + 1) if size % d == 0]
     return found
 
@@ -303,22 +357,23 @@ def _shares(p: Product, threads: int, tiles_n: int, blocks: int) -> list[tuple[s
 
 def block(k: Kernel) -> bool:
     """Apply the best blocking if the kernel is a product with reuse, and large enough. Whether it was."""
-    p = find_product(k)
-    if p is None or k.lanes == 1 or p.batches * _size(p.m) * _size(p.n) * p.folded < LEAST_WORK:
-        return False
-    if _size(p.n) * 2 <= p.lanes or _size(p.m) < 4:
-        return False
     before = tuple(k.table.opts)
     for pieces in (True, False):
-        best = best_blocking(p, pieces)
-        if best is None or not (best.pack_columns or best.pack_rows):
+        p = find_product(k)
+        if p is None or k.lanes == 1 or p.work < LEAST_WORK or p.size_m < 4:
             return False
+        forms = [
+            form for form in (p, merged(p, k.table.ast)) if form is not None and form.size_n * 2 > p.lanes
+        ]
+        choices = [(b.cycles(form), b, form) for form in forms if (b := best_blocking(form, pieces))]
+        choices = [c for c in choices if c[1].pack_columns or c[1].pack_rows]
+        if not choices:
+            return False
+        _, best, form = min(choices, key=lambda c: c[0])
         try:
-            _carry_out(k.table, p, best)
+            _carry_out(k.table, form, best)
         except OptError:
             k.table = _replayed(k, before)
-            p = find_product(k)
-            assert p is not None
         else:
             return True
     return False
@@ -347,9 +402,15 @@ def _part(table: AxisTable, number: int, kind: OptKind, amount: int) -> tuple[Ax
 
 
 def _carry_out(table: AxisTable, p: Product, b: Blocking) -> None:
+    if p.merged:
+        inner = next(a for a in table.axes.values() if a.roots == p.n.roots[1:])
+        table.apply(Opt(OptKind.MERGE, p.n.number, inner.number))
     if b.block and _size(p.m) > b.tile_m * b.block:
         table.apply(Opt(OptKind.PADTO, p.m.number, b.tile_m * b.block))
     m, _ = _part(table, p.m.number, OptKind.UPCAST, b.tile_m)
+    across: Axis | None = p.across
+    if across is not None and b.tile_o > 1:
+        across, _ = _part(table, across.number, OptKind.UPCAST, b.tile_o)
     n, _ = _part(table, p.n.number, OptKind.UPCAST, b.tile_n)
     m_block: Axis | None = None
     if b.block and m is not None:
@@ -365,14 +426,16 @@ def _carry_out(table: AxisTable, p: Product, b: Blocking) -> None:
         m_share, m_block = _part(table, m_block.number, OptKind.SPLIT, _size(m_block) // b.tasks)
     shared = {"m": m_share, "n": n_share, "outer": p.outer[0] if p.outer else None}.get(b.shared)
     steps = [step, m_block] if b.wide else [m_block, step]
-    around = list(dict.fromkeys([a for a in (shared, *p.outer, n_share, *steps) if a is not None]))
-    _arrange(table, [*around, *[a for a in (n, m) if a is not None]])
+    outer = [a for a in p.outer if a is not p.across]
+    around = list(dict.fromkeys([a for a in (shared, *outer, n_share, *steps) if a is not None]))
+    panels = [a for a in (across, n) if a is not None]
+    _arrange(table, [*around, *panels, *([m] if m is not None else [])])
     if shared is not None and b.tasks > 1:
         table.apply(Opt(OptKind.THREAD, shared.number, b.tasks if b.shared == "outer" else 0))
     # THREAD may have left a LOOP of its axis, the innermost of those around
-    inside = {a.number for a in (n, m) if a is not None}
+    inside = {a.number for a in (*panels, m) if a is not None}
     levels = [a for a in table.of_type(AxisType.THREAD, AxisType.LOOP) if a.number not in inside]
-    panel = levels[-2:-1] if b.wide and m_block is not None else [n] if n is not None else levels[-1:]
+    panel = levels[-2:-1] if b.wide and m_block is not None else panels[-1:] or levels[-1:]
     for number, _ in p.columns if b.pack_columns and m is not None and panel else ():
         table.apply(Opt(OptKind.STAGE, panel[0].number, number))
     for number, _ in p.rows if b.pack_rows and levels else ():

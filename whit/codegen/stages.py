@@ -140,7 +140,9 @@ class _Layout:
         tile = [r for r in rows if r.arg.axis.is_tile]
         self.count = len(rows)
         self.inner = next((r for r in tile if r in vectors), tile[-1] if tile else None)
-        runs = [r for r in (self.inner, *reversed(rows)) if r is not None and steps.get(r) == 1]
+        least = 1 if self.inner is None else min(lanes // 2, _size([self.inner]))
+        others = [r for r in reversed(rows) if _size([r]) >= least]
+        runs = [r for r in (self.inner, *others) if r is not None and steps.get(r) == 1]
         self.run = runs[0] if runs else None
         self.rows = [r for r in rows if r is not self.inner and r is not self.run]
 
@@ -258,11 +260,15 @@ def lower_stages(ast: UOp) -> UOp:
 
 
 def _fill_order(stage: UOp) -> list[UOp]:
-    """The ranges of a STAGE in the order in which a copy walks through its source's memory."""
+    """The ranges of a STAGE in the order in which a copy walks through its source's memory; outside of the
+    others those that decide its masks, which are then computed once for many elements."""
     ranges = list(stage.src[1:])
     reads = [u for u in stage.src[0].toposort() if u.op is Ops.INDEX]
     steps = linear_form(reads[0].src[1])[0] if len(reads) == 1 else {}
-    return sorted(ranges, key=lambda r: -abs(steps[r])) if all(r in steps for r in ranges) else ranges
+    if any(r not in steps for r in ranges):
+        return ranges
+    masked = frozenset[UOp]().union(*[mask.ranges for mask in reads[0].src[2:]])
+    return sorted(ranges, key=lambda r: (r.arg.axis.is_tile, r not in masked, -abs(steps[r])))
 
 
 def _mixed(start: UOp, ranges: Iterable[UOp]) -> UOp:
