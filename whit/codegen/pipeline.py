@@ -15,7 +15,7 @@ from whit.codegen.stream import stream_stores
 from whit.codegen.target import Target
 from whit.helpers import NOOPT, SPEC
 from whit.uop import Ops, Sint, UOp
-from whit.uop.rewrite import Pass, run_passes
+from whit.uop.rewrite import Pass, run_passes, timed
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,10 @@ def generate(ast: UOp, target: Target, opts: Sequence[Opt] | None = None) -> Gen
         from whit.uop.spec import verify
         verify(ast, "kernel", "given to codegen")
     ready = prepare(ast)
-    chosen = tuple(opts) if opts is not None else () if NOOPT else tuple(choose(ready, target))
-    optimised = apply(ready, chosen, target)
+    with timed("choose opts", ready):
+        chosen = tuple(opts) if opts is not None else () if NOOPT else tuple(choose(ready, target))
+    with timed("apply opts", ready):
+        optimised = apply(ready, chosen, target)
     linear = run_passes(optimised, _pipeline(), target)
     sizes = {u.arg.name: u.arg.size for u in linear.src if u.op is Ops.SPECIAL}
     flops, moved = estimate(ready)

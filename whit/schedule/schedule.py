@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from whit.helpers import DEBUG, SPEC, ArgumentError, log, round_up
-from whit.schedule.fusion import FEW_ROWS, SMALL_WORK, Fusion, Home, decide
+from whit.schedule.fusion import FEW_ROWS, SMALL_WORK, Home, decide
 from whit.schedule.lower import Kernel, elements, lower
 from whit.schedule.memory import ALIGN, Lifetime, plan
 from whit.schedule.merge import merge
 from whit.schedule.movement import contiguous_view, memory_of, stripped
 from whit.schedule.order import dependencies, execution_order, misaligned_stores
 from whit.uop import DType, Ops, UOp, dtypes
-from whit.uop.rewrite import rebuild
+from whit.uop.rewrite import rebuild, timed
 from whit.uop.uop import uops_in, variables_of
 
 
@@ -149,7 +149,8 @@ CACHE_ENTRIES = 4096
 def schedule(roots: list[UOp]) -> tuple[Schedule, list[UOp], dict[str, int]]:
     """The schedule that gives every root memory, the BUFFERs that its external slots stand for, and the
     variables' values."""
-    graph = graph_key(roots)
+    with timed("schedule: graph key"):
+        graph = graph_key(roots)
     found = _cache.get(graph.key)
     if found is None:
         if len(_cache) >= CACHE_ENTRIES:
@@ -166,23 +167,27 @@ def make_schedule(roots: list[UOp], buffers: list[UOp]) -> Schedule:
     if SPEC:
         from whit.uop.spec import verify
         verify(UOp.sink(*roots), "tensor", "given to schedule")
-    split = _split_large_reductions(_crop_reductions(UOp.sink(*roots)))
+    with timed("schedule: reductions", UOp.sink(*roots)):
+        split = _split_large_reductions(_crop_reductions(UOp.sink(*roots)))
     roots = list(split.src)
     root = UOp.sink(*roots)
     outputs = {stripped(r): "output" for r in roots if contiguous_view(r) is None}
     snapshots: dict[UOp, UOp] = {}
     while True:
-        fusion = decide(root, outputs)
-        bad = misaligned_stores(fusion)
+        with timed("schedule: fusion", root):
+            fusion = decide(root, outputs)
+            bad = misaligned_stores(fusion)
         if bad:
             outputs.update({store.src[1]: "read and overwritten at different places" for store in bad})
             continue
-        kernels = {
-            home: lower(home, fusion) for node, home in fusion.homes.items() if node.op is not Ops.COPY
-        }
-        read_by = {home: _reads_of(home, kernels) for home in fusion.homes.values()}
-        before, war = dependencies(fusion, read_by)
-        order, stuck = execution_order(list(reversed(fusion.homes.values())), before)
+        with timed("schedule: kernels"):
+            kernels = {
+                home: lower(home, fusion) for node, home in fusion.homes.items() if node.op is not Ops.COPY
+            }
+        with timed("schedule: order"):
+            read_by = {home: _reads_of(home, kernels) for home in fusion.homes.values()}
+            before, war = dependencies(fusion, read_by)
+            order, stuck = execution_order(list(reversed(fusion.homes.values())), before)
         if not stuck:
             break
         version = next(
@@ -191,7 +196,7 @@ def make_schedule(roots: list[UOp], buffers: list[UOp]) -> Schedule:
         snapshots[version] = version.copy_to(version.device or "CPU")
         root = _with_snapshots(root, {version: snapshots[version]})
         outputs = {stripped(r): "output" for r in root.src if contiguous_view(r) is None}
-    return _assemble(list(root.src), buffers, fusion, order, kernels, before, outputs)
+    return _assemble(list(root.src), buffers, order, kernels, before)
 
 
 def _reads_of(home: Home, kernels: dict[Home, Kernel]) -> dict[UOp, None]:
@@ -281,16 +286,40 @@ def _parts(size: Any) -> int:
 def _assemble(
     roots: list[UOp],
     buffers: list[UOp],
-    fusion: Fusion,
     order: list[Home],
     kernels: dict[Home, Kernel],
     before: dict[Home, set[Home]],
-    outputs: dict[UOp, str],
 ) -> Schedule:
     """Merge, number the memories, plan the arena."""
     result_nodes = {stripped(r) for r in roots}
-    copied = {stripped(h.node.src[0]) for h in order if h.node.op is Ops.COPY}
-    runs: list[list[Kernel]] = [[]]  # copies stay where they are; kernels merge between two of them
+    with timed("schedule: merge"):
+        units = _merged(order, kernels, before, result_nodes)
+    table = _Slots(buffers, result_nodes)
+    calls = []
+    for unit in units:
+        if isinstance(unit, Home):
+            calls.append(_copy_call(unit, table))
+            continue
+        with timed("schedule: kernels"):
+            ast, memories = unit.finish()
+        variables = tuple([v.arg.name for v in variables_of(ast.toposort())])
+        reason = "; ".join([f"{h.node.op.name}: {h.reason}" for h in unit.homes])
+        calls.append(Call(ast, tuple([table.slot(m) for m in memories]), variables, reason))
+        log(3, f"fusion: kernel of {len(unit.stores) + len(unit.guests)} stores, ends because {reason}")
+    results = [_result(r, table) for r in roots]
+    made = Schedule(calls, table.slots, results)
+    with timed("schedule: memory"):
+        _plan_arena(made)
+    if DEBUG.value >= 3 and made.saved:
+        log(3, f"memory: arenas of {made.arena}, {made.saved} bytes saved by sharing")
+    return made
+
+
+def _merged(
+    order: list[Home], kernels: dict[Home, Kernel], before: dict[Home, set[Home]], results: set[UOp]
+) -> list[Kernel | Home]:
+    """Merged kernels and copies. Copies stay where they are; kernels merge between two of them."""
+    runs: list[list[Kernel]] = [[]]
     copies: list[Home] = []
     for home in order:
         if home.node.op is Ops.COPY:
@@ -299,31 +328,18 @@ def _assemble(
         elif elements(home.value):
             runs[-1].append(kernels[home])
     reads = [{node for kernel in run for node in kernel.reads} for run in runs]
+    readers: dict[UOp, int] = {}  # in how many runs a value is read
+    for nodes in reads:
+        for node in nodes:
+            readers[node] = readers.get(node, 0) + 1
+    needed = results | {stripped(home.node.src[0]) for home in copies}
     units: list[Kernel | Home] = []
     for number, run in enumerate(runs):
-        elsewhere = result_nodes | copied
-        for other, nodes in enumerate(reads):
-            if other != number:
-                elsewhere |= nodes
-        units += merge(run, before, elsewhere)
+        values = [home.node for kernel in run for home in kernel.homes]
+        elsewhere = {node for node in values if readers.get(node, 0) > (node in reads[number])}
+        units += merge(run, before, elsewhere | needed.intersection(values))
         units += copies[number : number + 1]
-    table = _Slots(buffers, result_nodes)
-    calls = []
-    for unit in units:
-        if isinstance(unit, Home):
-            calls.append(_copy_call(unit, table))
-            continue
-        ast, memories = unit.finish()
-        variables = tuple([v.arg.name for v in variables_of(ast.toposort())])
-        reason = "; ".join([f"{h.node.op.name}: {h.reason}" for h in unit.homes])
-        calls.append(Call(ast, tuple([table.slot(m) for m in memories]), variables, reason))
-        log(3, f"fusion: kernel of {len(unit.stores) + len(unit.guests)} stores, ends because {reason}")
-    results = [_result(r, table) for r in roots]
-    made = Schedule(calls, table.slots, results)
-    _plan_arena(made)
-    if DEBUG.value >= 3 and made.saved:
-        log(3, f"memory: arenas of {made.arena}, {made.saved} bytes saved by sharing")
-    return made
+    return units
 
 
 class _Slots:
