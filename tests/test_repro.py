@@ -10,8 +10,10 @@ import pytest
 
 from tests.golden.test_golden import FILES
 from whit.engine.validate import as_array, compare
+from whit.helpers import STATS
 from whit.repro import contents, level_of, main, run
 from whit.uop import UOp, dtypes
+from whit.uop.rewrite import costs
 from whit.uop.text import parse
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -101,3 +103,19 @@ def test_opts_are_given_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[st
     file.write_text("%0 = iota int32; 4\n")
     assert main([str(file), "--opts", "UPCAST axis 0 by 2"]) == 1
     assert "tensor graph" in capsys.readouterr().err
+
+
+def test_stats_say_what_each_step_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "kernel.txt"
+    kernel = (GOLDEN / "matmul_tile.txt").read_text().split("\n# ---- ")[0]
+    file.write_text(kernel.replace("range index 4; uid=0", "range index 3; uid=0"))
+    costs.clear()
+    assert main([str(file), "--device", "CPU", "--stats"]) == 0
+    text = capsys.readouterr().out
+    rows = {line[:40].strip(): line[40:].split() for line in text.splitlines() if len(line) > 40}
+    for step in ("simplify values", "choose opts", "apply opts", "linearize", "render", "compile (CPU)",
+                 "load code"):
+        seconds, runs = rows[step][:2]
+        assert float(seconds) >= 0 and int(runs) >= 1, step
+    assert int(rows["linearize"][2]) > 5  # nodes
+    assert "rule" in rows and STATS.value == 0

@@ -8,10 +8,12 @@ greatest value.
     python -m whit.repro kernel.txt --device CPU:CLANG n=3
     python -m whit.repro kernel.txt --opts "UPCAST axis 0 by 4"   # these opts, compared with none
     DEBUG=6 python -m whit.repro kernel.txt              # with everything that DEBUG shows on the way
+    python -m whit.repro kernel.txt --stats              # with what each step of the compiler cost
 """
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +24,11 @@ from whit.codegen.opts import Opt, parse_opts
 from whit.engine import buffer_of, compiled
 from whit.engine.realize import execute
 from whit.engine.validate import as_array, compare, written
-from whit.helpers import DEV, ArgumentError, WhitError
+from whit.helpers import DEV, ArgumentError, Context, WhitError
 from whit.runtime.device import Buffer, Device, Launch, Program
 from whit.schedule import schedule
 from whit.uop import AxisType, DType, Ops, UOp
+from whit.uop.rewrite import statistics
 from whit.uop.spec import verify
 from whit.uop.text import parse
 from whit.uop.uop import variables_of
@@ -160,6 +163,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--device", default=DEV.value, help="where to run it (default: DEV)")
     parser.add_argument("--opts", help="opts of a kernel, compared with none (default: the heuristics')")
     parser.add_argument("--seed", type=int, default=0, help="seed of the buffers' contents")
+    parser.add_argument("--stats", action="store_true", help="print what each step of the compiler cost")
     options = parser.parse_args(arguments)
     try:
         values = dict([_variable(text) for text in options.variables])
@@ -170,8 +174,11 @@ def main(arguments: Sequence[str]) -> int:
         if opts is not None and level_of(root) != "kernel":
             raise ArgumentError(f"--opts {options.opts!r}", fix="give opts for a kernel that has none",
                                 because=f"the file holds a {level_of(root)} graph")
-        outputs = run(root, device, options.seed, values, opts)
+        with Context(STATS=1, CACHE=0) if options.stats else contextlib.nullcontext():
+            outputs = run(root, device, options.seed, values, opts)
         print(report(outputs))
+        if options.stats:
+            print(statistics())
         if device != REFERENCE or opts:
             reference = run(root, REFERENCE, options.seed, values, None if opts is None else ())
             for got, wanted in zip(outputs, reference, strict=True):
