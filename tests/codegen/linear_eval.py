@@ -51,6 +51,7 @@ ALU: dict[Op, Callable[..., Any]] = {
     Ops.TRUNC: np.trunc,
     Ops.FLOOR: np.floor,
     Ops.POW: np.power,
+    Ops.LDEXP: lambda x, k: np.ldexp(x, k.astype(np.int32)),
     Ops.AND: np.bitwise_and,
     Ops.OR: np.bitwise_or,
     Ops.XOR: np.bitwise_xor,

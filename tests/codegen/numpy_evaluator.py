@@ -124,6 +124,8 @@ def _apply(node: UOp, src: list[np.ndarray]) -> np.ndarray:
         return shifted(op, *np.broadcast_arrays(*src))
     if op in (Ops.TRUNCDIV, Ops.TRUNCMOD):
         return divided(op, *np.broadcast_arrays(*src))
+    if op is Ops.LDEXP:
+        return np.ldexp(src[0], np.nan_to_num(src[1]).astype(np.int32)).astype(dtype)
     if op is Ops.RECIPROCAL:
         return np.array(1, dtype) / src[0]
     result = BINARY[op](*src)

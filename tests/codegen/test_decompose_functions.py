@@ -18,8 +18,9 @@ from whit.uop.uop import alu
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # overflow and NaN are what is tested
 BASIC = frozenset(ALU) - {Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.ERF, Ops.POW, Ops.RECIPROCAL, Ops.THREEFRY,
-                          Ops.FLOORDIV, Ops.FLOORMOD}
+                          Ops.FLOORDIV, Ops.FLOORMOD, Ops.LDEXP}
 FUSED = Target("fused", "c", native=BASIC)
+SCALING = Target("scaling", "c", native=BASIC | {Ops.LDEXP})
 PLAIN = Target("plain", "c", native=BASIC - {Ops.MULACC, Ops.TRUNC, Ops.FLOOR})
 F32, F64 = dtypes.float32, dtypes.float64
 # op, dtype -> the promised greatest error with and without fused multiply-add
@@ -149,6 +150,15 @@ def test_error_bound(op: Op, dtype: DType, target: Target) -> None:
     assert error <= BOUNDS[op, dtype][target is PLAIN], where
 
 
+@pytest.mark.parametrize("target", [SCALING, SCALING._replace(native=SCALING.native - {Ops.MULACC})],
+                         ids=["fused", "plain"])
+@pytest.mark.parametrize("dtype", [F32, F64], ids=lambda d: d.name)
+def test_error_bound_where_scaling_is_an_instruction(dtype: DType, target: Target) -> None:
+    assert Ops.LDEXP in {n.op for n in expand(Ops.EXP2, dtype, target).toposort()}
+    error, where = worst(Ops.EXP2, dtype, target, 40_000 if dtype is F32 else 400)
+    assert error <= BOUNDS[Ops.EXP2, dtype][Ops.MULACC not in target.native], where
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("op", "dtype"), BOUNDS, ids=lambda v: v.name)
 def test_error_bound_dense(op: Op, dtype: DType) -> None:
@@ -175,15 +185,16 @@ def test_wrong_coefficient_is_noticed(op: Op, dtype: DType, table: str,
         assert worst(op, dtype, FUSED, 8_000 if dtype is F32 else 100)[0] > BOUNDS[op, dtype][0], position
 
 
-def power_of_e(dtype: DType, sign: float, order: int = 1) -> UOp:
+def power_of_e(dtype: DType, sign: float, order: int = 1, target: Target = FUSED) -> UOp:
     factors = (operand(dtype), UOp.const(sign / math.log(2), dtype))[::order]
-    return decompose(UOp.sink(alu(Ops.EXP2, alu(Ops.MUL, *factors))), FUSED).src[0]
+    return decompose(UOp.sink(alu(Ops.EXP2, alu(Ops.MUL, *factors))), target).src[0]
 
 
-def worst_power_of_e(dtype: DType, sign: float, order: int, count: int) -> tuple[float, float]:
+def worst_power_of_e(dtype: DType, sign: float, order: int, count: int,
+                     target: Target = FUSED) -> tuple[float, float]:
     """The greatest error and where."""
     x = inputs(dtype, count)
-    got = compute(power_of_e(dtype, sign, order), x)
+    got = compute(power_of_e(dtype, sign, order, target), x)
     if dtype is F32:
         error = ulps(got, np.exp(sign * x.astype(np.longdouble)))
     else:
@@ -193,12 +204,13 @@ def worst_power_of_e(dtype: DType, sign: float, order: int, count: int) -> tuple
     return float(error.max()), float(x[error.argmax()])
 
 
+@pytest.mark.parametrize("target", [FUSED, SCALING], ids=lambda t: t.key)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("dtype", [F32, F64], ids=lambda d: d.name)
-def test_powers_of_e(dtype: DType, sign: float) -> None:
+def test_powers_of_e(dtype: DType, sign: float, target: Target) -> None:
     """exp2(x * log2(e)) is e**x to 1 ulp: the product is not rounded."""
     for order in (1, -1):
-        error, where = worst_power_of_e(dtype, sign, order, 40_000 if dtype is F32 else 400)
+        error, where = worst_power_of_e(dtype, sign, order, 40_000 if dtype is F32 else 400, target)
         assert error <= 1, where
 
 
@@ -294,4 +306,6 @@ def test_exp2_is_short() -> None:
                                FUSED).toposort() if n.op.is_elementwise and n.op is not Ops.BITCAST]
     assert len(nodes) <= 21
     nodes = [n for n in power_of_e(F32, 1.0).toposort() if n.op.is_elementwise and n.op is not Ops.BITCAST]
-    assert len(nodes) <= 20  # the two limits are a comparison and a choice each, but one instruction
+    assert len(nodes) <= 20
+    nodes = [n for n in power_of_e(F32, 1.0, 1, SCALING).toposort() if n.op.is_elementwise]
+    assert len(nodes) <= 15  # the two limits are a comparison and a choice each, but one instruction

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.linear_kernels import NUMPY, Kernel, buffer, elementwise, program, read, run
+from whit.runtime.device import Device
 from whit.uop import DType, Op, Ops, UOp, dtypes
 
 DEVICES = [
@@ -275,6 +276,24 @@ def test_multiply_accumulate(device: str, lanes: int, dtype: DType) -> None:
         np.testing.assert_array_equal(
             several(device, [Ops.MULACC], dtype, dtype, (x, x, z), lanes)[0], np.float32(eps)
         )
+
+
+@pytest.mark.skipif(Ops.LDEXP not in Device.get("CPU").target.native, reason="no such instruction")
+@pytest.mark.parametrize("lanes", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_scaling_by_powers_of_two(lanes: int, dtype: DType) -> None:
+    """LDEXP against NumPy: rounded once among the denormals, infinities, NaN and signed zeros kept."""
+    info, kind = np.finfo(NUMPY[dtype]), NUMPY[dtype]
+    x = [1.0, -1.5, 0.0, -0.0, np.inf, -np.inf, np.nan, info.max, info.tiny, info.smallest_subnormal]
+    x += [1 + info.eps, 3.0]
+    k = [0.0, 1.0, -1.0, 30.0, -30.0, info.minexp, info.maxexp, info.minexp - 20, 3000.0, -3000.0]
+    both = np.array(list(itertools.product(x, k)), kind).T
+    a, b = (np.resize(side, 480) for side in both)
+    got = several("CPU", [Ops.LDEXP], dtype, dtype, (a, b), lanes)[0]
+    with np.errstate(all="ignore"):
+        expected = np.ldexp(a, b.astype(np.int32))
+    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(np.signbit(got), np.signbit(expected))
 
 
 def cast_expected(values: np.ndarray[Any, Any], source: DType, target: DType) -> np.ndarray[Any, Any]:

@@ -124,6 +124,16 @@ def test_the_meaning_on_integers_is_that_of_numpy_and_c() -> None:
             assert Ops.SHR.meaning and Ops.SHR.meaning(a, b) == np.right_shift(x, y)
 
 
+def test_ldexp_scales_by_powers_of_two() -> None:
+    assert Ops.LDEXP.meaning is not None
+    for x in (*REAL, 5e-324, 1.7e308):
+        for k in (-2000.0, -1074.0, -53.0, -1.0, -0.0, 0.0, 1.0, 1023.0, 2000.0):
+            with np.errstate(over="ignore", under="ignore"):
+                assert same(Ops.LDEXP.meaning(x, k), float(np.ldexp(np.float64(x), int(k)))), (x, k)
+    assert Ops.LDEXP.meaning(1.0, math.inf) == math.inf and Ops.LDEXP.meaning(3.0, -math.inf) == 0
+    assert math.isnan(float(Ops.LDEXP.meaning(1.0, math.nan)))
+
+
 def test_threefry_is_the_published_function() -> None:
     # known answers of Random123 for threefry2x32, 20 rounds: counter, key, result; words are (low, high)
     def word(low: int, high: int) -> int:

@@ -66,6 +66,8 @@ def _function(u: UOp, ctx: Target) -> UOp | None:
         return UOp(u.op, dtypes.float32, tuple(wide)).cast(u.dtype)
     if u.op is Ops.POW:
         return _power(u.src[0], u.src[1], ctx)
+    if u.op is Ops.EXP2:
+        return transcendental.exp2(u.src[0], Ops.MULACC in ctx.native, Ops.LDEXP in ctx.native)
     return transcendental.FUNCTIONS[u.op](u.src[0], Ops.MULACC in ctx.native)
 
 
@@ -78,7 +80,8 @@ def _exponential(u: UOp, ctx: Target) -> UOp | None:
     if factor.op is not Ops.CONST or abs(factor.arg) != transcendental.LOG2_E[u.dtype]:
         return None
     if Ops.EXP2 not in ctx.native:
-        return transcendental.exp(base, factor.arg < 0) if Ops.MULACC in ctx.native else None
+        ldexp = Ops.LDEXP in ctx.native
+        return transcendental.exp(base, factor.arg < 0, ldexp) if Ops.MULACC in ctx.native else None
     if u.dtype is dtypes.float64:
         return None
     exact = math.copysign(transcendental.LOG2_E[dtypes.float64], factor.arg)

@@ -195,13 +195,14 @@ def _power_of_two(number: UOp, dtype: DType) -> UOp:
     return (number << MANTISSA[dtype]).bitcast(dtype)
 
 
-def exp2(x: UOp, fma: bool) -> UOp:
-    """2**x. At most 1 ulp (1.2 without fused multiply-add), denormal results included; exact at integers."""
+def exp2(x: UOp, fma: bool, ldexp: bool = False) -> UOp:
+    """2**x. At most 1 ulp (1.2 without fused multiply-add), denormal results included; exact at integers.
+    `ldexp`: whether the target has LDEXP."""
     bias, mantissa = BIAS[x.dtype], MANTISSA[x.dtype]
-    return _exp2_pair(at_least(at_most(x, bias + 1.0), -(bias + mantissa + 1.0)), None, fma)
+    return _exp2_pair(at_least(at_most(x, bias + 1.0), -(bias + mantissa + 1.0)), None, fma, ldexp)
 
 
-def exp(x: UOp, negative: bool) -> UOp:
+def exp(x: UOp, negative: bool, ldexp: bool = False) -> UOp:
     """e**x, or e**-x. At most 1 ulp where exp2(x * log2(e)) loses up to 30: the multiple of ln(2) nearest to
     x is taken away exactly (Cody and Waite 1980), which takes fused multiply-add."""
     dtype, sign = x.dtype, -1.0 if negative else 1.0
@@ -213,14 +214,16 @@ def exp(x: UOp, negative: bool) -> UOp:
     high, low = LN2[dtype]
     rest = mad(whole, -sign * low, mad(whole, -sign * high, limited, True), True)  # of e**-x the negative
     coefficients = [sign**power * c for power, c in enumerate((1.0, 1.0, *EXP[dtype]))]
-    return _scaled(horner(rest, coefficients, True), bits(shifted))
+    value = horner(rest, coefficients, True)
+    return alu(Ops.LDEXP, value, whole) if ldexp else _scaled(value, bits(shifted))
 
 
-def _exp2_pair(x: UOp, tail: UOp | None, fma: bool) -> UOp:
+def _exp2_pair(x: UOp, tail: UOp | None, fma: bool, ldexp: bool = False) -> UOp:
     """2**(x + tail), for x from the least power of two (or a little below) to the first too large one."""
     whole, number = _round_exponent(x, 2 * BIAS[x.dtype])
     fraction = x - whole if tail is None else (x - whole) + tail
-    return _scaled(mad(horner(fraction, EXP2[x.dtype], fma), fraction, 1.0, fma), number)
+    value = mad(horner(fraction, EXP2[x.dtype], fma), fraction, 1.0, fma)
+    return alu(Ops.LDEXP, value, whole) if ldexp else _scaled(value, number)
 
 
 def _scaled(value: UOp, number: UOp) -> UOp:
@@ -462,7 +465,7 @@ def _pow_special(x: UOp, y: UOp, absolute: UOp, positive: UOp) -> UOp:
 
 # what counts for more than one instruction; divisions keep their unit busy for as long as that
 INSTRUCTIONS: dict[Op, float] = {
-    Ops.EXP2: 17.0, Ops.LOG2: 24.0, Ops.SIN: 70.0, Ops.ERF: 40.0, Ops.POW: 70.0, Ops.THREEFRY: 100.0,
+    Ops.EXP2: 15.0, Ops.LOG2: 24.0, Ops.SIN: 70.0, Ops.ERF: 40.0, Ops.POW: 70.0, Ops.THREEFRY: 100.0,
     Ops.RECIPROCAL: 8.0, Ops.FDIV: 8.0, Ops.SQRT: 10.0,
 }
 FUNCTIONS: dict[object, Callable[[UOp, bool], UOp]] = {

@@ -233,6 +233,8 @@ def cpu_target(language: str, compiler: str) -> Target:
         ops -= {Ops.MULACC}
     if not (arm or "sse4_1" in flags):
         ops -= {Ops.TRUNC, Ops.FLOOR}
+    if wide and language == "llvm":
+        ops |= {Ops.LDEXP}
     threads, l1, l2 = cpu_threads(), _cache_bytes(1, 32 << 10), _cache_bytes(2, 1 << 20)
     last = _cache_bytes(3, 0) or l2 * threads
     # elsewhere than on x86 a non-temporal store is a hint of little effect

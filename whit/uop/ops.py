@@ -137,6 +137,15 @@ def _pow(a: PyConst, b: PyConst) -> PyConst:
     return result
 
 
+def _ldexp(x: PyConst, k: PyConst) -> PyConst:
+    if k != k:
+        return math.nan
+    try:
+        return math.ldexp(x, int(max(-5000.0, min(5000.0, k))))
+    except OverflowError:
+        return math.copysign(math.inf, x)
+
+
 def _float_trunc(x: PyConst) -> PyConst:
     return x if isinstance(x, int) or not math.isfinite(x) else math.copysign(float(math.trunc(x)), x)
 
@@ -223,6 +232,9 @@ class Ops:
                   lambda a, b: a >> b if 0 <= b < 64 else (-1 if a < 0 else 0), takes="int",
                   differentiable=False)
     POW = define("POW", "binary", 2, "x to the power y, as C's pow.", _pow, takes="float")
+    LDEXP = define("LDEXP", "binary", 2,
+                    "x * 2**k, rounded once, for a whole number k; where it is one instruction.",
+                    _ldexp, takes="float", differentiable=False)
     THREEFRY = define("THREEFRY", "binary", 2, "Threefry-2x32 of a uint64 counter under a uint64 key.",
                        _threefry,
                        takes="int", differentiable=False)
