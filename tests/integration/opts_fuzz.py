@@ -16,6 +16,7 @@ import numpy as np
 
 from tests.codegen.linear_eval import ALU, NUMPY
 from tests.codegen.opts_kernels import KERNELS as RAW
+from tests.codegen.opts_kernels import read_scratch, scratch
 from whit import Tensor, UOp, dtypes
 from whit.codegen.heuristics import choose
 from whit.codegen.lower import prepare
@@ -27,6 +28,8 @@ from whit.schedule import schedule
 from whit.uop import AxisType, DType, Ops
 from whit.uop.text import show
 from whit.uop.uop import variables_of
+
+LARGE = 0.03  # share of kernels with large sizes
 
 # ---- kernels -----------------------------------------------------------------------------------------------
 
@@ -185,6 +188,20 @@ def symbolic(r: Numbers) -> Tensor:
     ])()  # fmt: skip
 
 
+def large(r: Numbers) -> Tensor:
+    """Sizes at which the heuristics cut loops into blocks and pack operands; few million steps."""
+    dtype, k = r.choice(FLOATS), r.choice([1100, 512, 333, 128])
+    m = r.choice([1, 8, 64, 67, 100, 130])
+    n = max(1, min(r.choice([300, 256, 96, 61]), 4_000_000 // (m * k)))
+    left = empty((m, k), dtype) if r.random() < 0.5 else empty((k, m), dtype).transpose(0, 1)
+    right = empty((k, n), dtype) if r.random() < 0.5 else empty((n, k), dtype).transpose(0, 1)
+    return r.choice([
+        lambda: left @ right, lambda: (left @ right).relu(), lambda: empty((1, 16, 24, 25), dtype).conv2d(
+            empty((32, 16, 3, 3), dtype), padding=1),
+        lambda: empty((m, k), dtypes.float32).softmax(1), lambda: empty((m, k), dtype).sum(r.choice([0, 1])),
+    ])()  # fmt: skip
+
+
 PROGRAMS: list[Callable[[Numbers], Tensor]] = [
     matmul, matmul, batched, conv, conv, conv_gradient, softmax, norm, attention, views, elementwise,
     integers,
@@ -197,13 +214,20 @@ def kernel(seed: int) -> UOp:
     r = random.Random(seed)
     if r.random() < 0.08:
         return RAW[r.choice(sorted(RAW))]()
+    if r.random() < LARGE:
+        return _kernel_of(large(r), r) or kernel(seed + 1)
     while True:
-        result = r.choice(PROGRAMS)(r)
-        plan, _, _ = schedule([result.contiguous().uop])
-        found = [call.ast for call in plan.calls if call.ast is not None]
-        found = [ast for ast in found if all(u.op is not Ops.THREEFRY for u in ast.toposort())]
-        if found:
-            return r.choice(found)
+        found = _kernel_of(r.choice(PROGRAMS)(r), r)
+        if found is not None:
+            return found
+
+
+def _kernel_of(result: Tensor, r: Numbers) -> UOp | None:
+    """One of the kernels that compute a tensor; None if there are none."""
+    plan, _, _ = schedule([result.contiguous().uop])
+    found = [call.ast for call in plan.calls if call.ast is not None]
+    found = [ast for ast in found if all(u.op is not Ops.THREEFRY for u in ast.toposort())]
+    return r.choice(found) if found else None
 
 
 # ---- opts --------------------------------------------------------------------------------------------------
@@ -323,6 +347,11 @@ def _value(node: UOp, values: dict[UOp, Any], ranges: list[UOp], buffers: dict[i
         return np.arange(shape[ranges.index(node)]).reshape(shape)
     if op is Ops.PARAM:
         return buffers[node.arg.slot]
+    if op is Ops.STAGE:  # the elements along a further axis, in the order of its ranges
+        sizes = [int(np.ravel(values[r.src[0]])[0]) for r in ranges]
+        return scratch(src[0], [ranges.index(r) for r in node.src[1:]], sizes)
+    if op is Ops.INDEX and node.src[0].op is Ops.STAGE:
+        return read_scratch(src)
     if op is Ops.INDEX:
         index, on = np.broadcast_arrays(src[1], src[2] if len(src) > 2 else True)
         assert ((index >= 0) & (index < src[0].size))[on].all(), "the kernel itself reads outside of a buffer"
@@ -490,12 +519,19 @@ def report(subject: Subject, device: str, opts: tuple[Opt, ...], where: str) -> 
     )
 
 
+def _chosen(subject: Subject, target: Target, r: Numbers) -> tuple[Opt, ...]:
+    """Random opts, or sometimes what the heuristics choose."""
+    if r.random() < 0.15:
+        return tuple(choose(subject.ready, target))
+    return random_opts(subject.ready, target, r)
+
+
 def check(seed: int, devices: Sequence[str], times: int = 1) -> None:
     """A kernel, and random opts for it on each device; AssertionError with a shrunk failure."""
     subject = Subject(kernel(seed), seed)
     for device in devices:
         target = Device.get(device).target
         for number in range(times):
-            opts = random_opts(subject.ready, target, random.Random(f"{seed} {device} {number}"))
+            opts = _chosen(subject, target, random.Random(f"{seed} {device} {number}"))
             if failure(subject, device, opts) is not None:
                 raise AssertionError(report(subject, device, opts, f"seed {seed}"))

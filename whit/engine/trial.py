@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from whit.codegen.opts import Opt
 from whit.helpers import DeviceError, ceildiv
-from whit.uop import AxisType, Ops, UOp
+from whit.uop import Ops, UOp
 from whit.uop.rewrite import rebuild
 from whit.uop.uop import variables_of
 
@@ -67,7 +67,9 @@ def sampled(ast: UOp, work: int = SAMPLED_WORK) -> UOp:
     After:   j = RANGE(112); END(STORE(p, MIN(j*9, 999), …), j)
     """
     ratio = work_of(ast) / work
-    loops = [u for u in ast.toposort() if u.op is Ops.RANGE and u.arg.axis is AxisType.LOOP]
+    filling = {r for u in ast.toposort() if u.op is Ops.STAGE for r in u.src[1:]}
+    around = dict.fromkeys(r for end in ast.src if end.op is Ops.END for r in end.src[1:])
+    loops = [r for r in around if r not in filling]
     changes: dict[UOp, UOp] = {}
     for r in sorted(loops, key=lambda u: -int(u.src[0].vmax)):
         size = r.src[0].arg if r.src[0].op is Ops.CONST else 0
@@ -126,7 +128,7 @@ class Runner:
         nodes = ast.toposort()
         self.params = {u.arg.slot: u for u in nodes if u.op is Ops.PARAM}
         self.written = sorted({u.src[0].arg.slot for u in nodes if u.op is Ops.STORE})
-        read = {u.src[0].arg.slot for u in nodes if u.op is Ops.INDEX}
+        read = {u.src[0].arg.slot for u in nodes if u.op is Ops.INDEX and u.src[0].op is Ops.PARAM}
         self.is_in_place = not read.isdisjoint(self.written)
         self.variables = variables or {v.arg.name: _value(v, seed) for v in variables_of(nodes)}
         self.values = list(self.variables.values())
