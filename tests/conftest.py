@@ -1,5 +1,5 @@
 """Settings and options of the whole suite: specs are checked after every pass; `--slow` runs everything,
-`--bless` rewrites golden files."""
+`--bless` rewrites golden files, `--random-opts SEED` lets any suite of values test the opts too."""
 from __future__ import annotations
 
 import pytest
@@ -13,6 +13,8 @@ ContextVar.registry["SPEC"].value = 1
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
     parser.addoption("--stats", action="store_true", help="count and time every rewrite rule and pass")
+    parser.addoption("--random-opts", type=int, default=None, metavar="SEED",
+                     help="kernels get random legal opts in the place of the heuristics'")
     parser.addoption("--bless", action="store_true",
                      help="rewrite tests/golden/*.txt to what the passes give now")
 
@@ -26,6 +28,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     ContextVar.registry["STATS"].value = int(config.getoption("--stats"))
+    if config.getoption("--random-opts") is not None:
+        from tests.integration.opts_fuzz import use_random_opts
+        use_random_opts(config.getoption("--random-opts"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

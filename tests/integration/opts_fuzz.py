@@ -535,3 +535,16 @@ def check(seed: int, devices: Sequence[str], times: int = 1) -> None:
             opts = _chosen(subject, target, random.Random(f"{seed} {device} {number}"))
             if failure(subject, device, opts) is not None:
                 raise AssertionError(report(subject, device, opts, f"seed {seed}"))
+
+
+def use_random_opts(seed: int) -> None:
+    """From now on every kernel of this process is compiled with random opts, drawn from its graph and the
+    seed. Nothing is read from or left in the disk cache."""
+    from whit.codegen import pipeline
+    from whit.helpers import CACHE
+
+    def draw(ready: UOp, target: Target) -> tuple[Opt, ...]:
+        return random_opts(ready, target, random.Random(f"{seed} {ready.key.hex()}"))
+
+    CACHE.value = 0
+    pipeline.choose = draw
