@@ -12,7 +12,7 @@ import torch
 
 from whit import Tensor
 from whit.schedule import schedule
-from whit.schedule.memory import ALIGN, Lifetime, plan
+from whit.schedule.memory import ALIGN, Lifetime, in_order_of_use, largest_first, plan
 from whit.uop import Ops, UOp
 
 LARGEST = 1500  # nodes of a kernel
@@ -91,23 +91,60 @@ def test_a_reduction_wanted_at_many_places_is_computed_once() -> None:
 # ---- memory ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_memory_plans_never_overlap_and_start_as_low_as_they_can(seed: int) -> None:
-    """Against every pair, and against every lower place."""
+def lifetimes(seed: int, count: int) -> list[Lifetime]:
     draw = random.Random(seed)
-    items = []
-    for _ in range(60):
+    found = []
+    for _ in range(count):
         first = draw.randrange(30)
-        items.append(Lifetime(draw.choice([1, 64, 100, 4096]), first, first + draw.randrange(8)))
-    offsets, size = plan(items)
-    alive = [(a, b) for a in range(60) for b in range(60)
-             if a != b and items[a].first <= items[b].last and items[b].first <= items[a].last]
-    for a, b in alive:
-        assert offsets[a] + items[a].nbytes <= offsets[b] or offsets[b] + items[b].nbytes <= offsets[a]
+        found.append(Lifetime(draw.choice([0, 1, 64, 100, 4096]), first, first + draw.randrange(8)))
+    return found
+
+
+def together(items: list[Lifetime]) -> list[tuple[int, int]]:
+    """Pairs that are alive at one time."""
+    everyone = range(len(items))
+    return [(a, b) for a in everyone for b in everyone
+            if a != b and items[a].first <= items[b].last and items[b].first <= items[a].last]
+
+
+def peak(items: list[Lifetime]) -> int:
+    """The most bytes that are alive at one time: no plan needs less."""
+    rounded = [-(-item.nbytes // ALIGN) * ALIGN for item in items]
+    alive = [[n for n, i in zip(rounded, items, strict=True) if i.first <= t <= i.last] for t in range(40)]
+    return max(map(sum, alive))
+
+
+@pytest.mark.parametrize("planner", [largest_first, in_order_of_use])
+@pytest.mark.parametrize("seed", range(5))
+def test_memory_plans_never_overlap_and_waste_little(planner: Any, seed: int) -> None:
+    items = lifetimes(seed, 60)
+    offsets, size = planner(items)
+    for a, b in together(items):
+        if items[a].nbytes and items[b].nbytes:
+            assert offsets[a] + items[a].nbytes <= offsets[b] or offsets[b] + items[b].nbytes <= offsets[a]
     assert all(offset % ALIGN == 0 for offset in offsets)
-    assert size == max(o + -(-i.nbytes // ALIGN) * ALIGN for o, i in zip(offsets, items, strict=True))
+    ends = [offset + -(-item.nbytes // ALIGN) * ALIGN for offset, item in zip(offsets, items, strict=True)]
+    assert max(ends) <= size <= 1.5 * peak(items)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_largest_come_first_each_as_low_as_it_can(seed: int) -> None:
+    items = lifetimes(seed, 60)
+    offsets, _ = largest_first(items)
+    alive = together(items)
     for a in range(60):
         larger = [b for x, b in alive if x == a and (items[b].nbytes, -b) > (items[a].nbytes, -a)]
         for place in range(0, offsets[a], ALIGN):  # a lower place would meet an item placed before
-            assert any(offsets[b] < place + items[a].nbytes and place < offsets[b] + items[b].nbytes
+            assert any(offsets[b] < place + max(1, items[a].nbytes) and place < offsets[b] + items[b].nbytes
                        for b in larger)
+
+
+def test_many_temporaries_are_planned_in_order_of_use() -> None:
+    """Activations that all live until their gradient."""
+    count = 3000
+    items = [Lifetime(1024, n, 2 * count - n) for n in range(count)] \
+        + [Lifetime(512, n, n + 1) for n in range(2 * count)]
+    offsets, size = plan(items)
+    assert (offsets, size) == in_order_of_use(items)
+    most = max((n + 1) * 1024 + 2 * 512 for n in range(count))
+    assert most <= size <= 1.01 * most
