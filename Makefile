@@ -34,6 +34,7 @@ test-full: $(VENV)/.dev  ## the slow suites too
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy bench
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.bench  ## every figure against its peers and the machine's limits, in one run: table, JSON, roofline

@@ -18,7 +18,7 @@ from pathlib import Path
 from bench import probe, processes
 from bench.roofline import plot
 from bench.rows import ROWS, Row, matching
-from bench.table import HEADER, STATISTICS, Figure, figure, lines
+from bench.table import HEADER, Figure, figure, lines
 
 
 def arguments() -> argparse.Namespace:
@@ -33,7 +33,9 @@ def arguments() -> argparse.Namespace:
         "--json", default="", metavar="FILE", help="write every figure and sample to this file"
     )
     parser.add_argument("--plot", default="", metavar="FILE", help="draw the roofline (PNG) into this file")
-    parser.add_argument("--min", action="store_true", help="minima in place of medians, for a busy machine")
+    parser.add_argument(
+        "--min", action="store_true", help="best single calls in place of medians, for a busy machine"
+    )
     parser.add_argument("--list", action="store_true", help="name the rows and stop")
     return parser.parse_args()
 
@@ -46,7 +48,6 @@ def main() -> None:
         return
     if not rows:
         raise SystemExit(f"bench: no row matches {' '.join(options.only)}; --list names all {len(ROWS)}")
-    statistic = STATISTICS["min" if options.min else "median"]
     start = time.perf_counter()
     load = os.getloadavg()[0]
     if load > 0.5:
@@ -57,7 +58,7 @@ def main() -> None:
     figures: list[Figure] = []
 
     def show(row: Row, result: dict[str, object]) -> None:
-        figures.append(figure(row, result, statistic))
+        figures.append(figure(row, result, options.min))
         print(lines(figures[-1]), flush=True)
 
     processes.measure(rows, options.rounds, show)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bench.rows import Goal, Row
 
-Statistic = Callable[[list[float]], float]
-STATISTICS: dict[str, Statistic] = {"median": statistics.median, "min": min}
 COLUMNS = ("whit", "limit", "of", "share", "ratio", "goal", "", "peers")
 
 
@@ -94,11 +91,14 @@ def judged(goal: Goal, seconds: dict[str, float], limit: float) -> Verdict:
     return Verdict(best, ratio, goal.value, goal.time, met)
 
 
-def figure(row: Row, result: dict[str, Any], statistic: Statistic) -> Figure:
-    """The figure of a row from what its worker or programs measured."""
+def figure(row: Row, result: dict[str, Any], best: bool = False) -> Figure:
+    """The figure of a row from what its worker or programs measured: medians of the samples, or the best
+    single calls."""
     if "error" in result:
         return Figure(row.name, row.unit, error=result["error"])
-    seconds = {name: statistic(samples) for name, samples in result["samples"].items()}
+    seconds = {name: statistics.median(samples) for name, samples in result["samples"].items()}
+    if best:
+        seconds = {name: min(samples) for name, samples in result["samples"].items()} | result.get("best", {})
     flops, bytes_ = seconds.pop("limit.flops", 0.0), seconds.pop("limit.bytes", 0.0)
     verdicts = [judged(goal, seconds, max(flops, bytes_)) for goal in row.goals]
     return Figure(

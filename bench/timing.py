@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -17,13 +18,15 @@ PATIENCE = 2.5  # seconds that a contender may use in a race; it then drops out 
 
 @dataclass
 class Lane:
-    """One contender in a race: its call, how many calls make a turn, its samples in seconds a call."""
+    """One contender in a race: its call, how many calls make a turn, its samples (seconds a call, the mean of
+    each turn) and its best single call."""
 
     call: Callable[[], Any]
     calls: int = 1
     estimate: float = 0.0
     spent: float = 0.0
     samples: list[float] = field(default_factory=list)
+    best: float = math.inf
 
     def turn(self) -> None:
         """Some calls that do not count, then those that do."""
@@ -31,13 +34,15 @@ class Lane:
         if self.estimate < SLICE:
             while time.perf_counter() - start < SETTLE:
                 self.call()
-        begin = time.perf_counter()
+        begin = last = time.perf_counter()
         for _ in range(self.calls):
             reported = self.call()
-        end = time.perf_counter()
-        # a probe says itself what a pass of the several that it made took
-        self.samples.append(reported if isinstance(reported, float) else (end - begin) / self.calls)
-        self.spent += end - start
+            now = time.perf_counter()
+            # a probe says itself what a pass of the several that it made took
+            took = reported if isinstance(reported, float) else now - last
+            self.best, last = min(self.best, took), now
+        self.samples.append(took if isinstance(reported, float) else (last - begin) / self.calls)
+        self.spent += last - start
 
 
 def calibrated(call: Callable[[], Any], patience: float) -> Lane:
@@ -52,15 +57,17 @@ def calibrated(call: Callable[[], Any], patience: float) -> Lane:
         estimate, spent = min(estimate, took), spent + took
         if spent > patience / 4:
             break
-    samples = [estimate] if estimate > patience else []
-    return Lane(call, max(1, round(SLICE / max(estimate, 1e-7))), estimate, spent, samples)
+    calls = max(1, round(SLICE / max(estimate, 1e-7)))
+    if estimate > patience:
+        return Lane(call, calls, estimate, spent, [estimate], estimate)
+    return Lane(call, calls, estimate, spent)
 
 
 def race(
     contenders: dict[str, Callable[[], Any]], rounds: int, patience: float = PATIENCE
-) -> dict[str, list[float]]:
-    """Seconds a call of each contender, `rounds` samples of each (fewer for one that is very slow: it uses
-    `patience` seconds at most, unless a single call takes longer).
+) -> dict[str, Lane]:
+    """Race the contenders: each lane has `rounds` samples (fewer if it is very slow: it uses `patience`
+    seconds at most, unless a single call takes longer).
 
     A contender that returns a float reports its own seconds. The order turns, so that none always follows the
     same other one.
@@ -76,7 +83,7 @@ def race(
             lane = lanes[name]
             if not lane.samples or lane.spent < patience:
                 lane.turn()
-    return {name: lane.samples for name, lane in lanes.items()}
+    return lanes
 
 
 def repeated(run: Callable[[], Any], repeats: int, warmup: int = 3) -> float:

@@ -58,9 +58,11 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
         except Exception as reason:  # a peer that cannot do it is left out
             failures[name] = f"{type(reason).__name__}: {reason}".splitlines()[0]
             del work.contenders[name]
+    lanes = race(work.contenders | limits(work), rounds, row.patience)
     return {
         "name": row.name,
-        "samples": race(work.contenders | limits(work), rounds, row.patience),
+        "samples": {name: lane.samples for name, lane in lanes.items()},
+        "best": {name: lane.best for name, lane in lanes.items()},
         "failures": failures,
         "difference": error,
         "flops": work.flops,

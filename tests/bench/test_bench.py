@@ -135,16 +135,17 @@ def test_traffic_reports_seconds_of_one_pass(machine: probe.Probe) -> None:
 
 
 def test_race_takes_turns_and_believes_reported_seconds() -> None:
-    samples = timing.race({"a": lambda: None, "reports": lambda: 0.25, "b": lambda: None}, 3)
-    assert set(samples) == {"a", "reports", "b"} and [len(list_) for list_ in samples.values()] == [3, 3, 3]
-    assert samples["reports"] == [0.25] * 3 and max(samples["a"]) < 0.25
+    lanes = timing.race({"a": lambda: None, "reports": lambda: 0.25, "b": lambda: None}, 3)
+    assert set(lanes) == {"a", "reports", "b"} and [len(lane.samples) for lane in lanes.values()] == [3] * 3
+    assert lanes["reports"].samples == [0.25] * 3 and lanes["reports"].best == 0.25
+    assert 0 < lanes["a"].best <= min(lanes["a"].samples) < 0.25
 
 
 def test_a_slow_contender_drops_out_with_a_sample() -> None:
     import time
 
-    samples = timing.race({"slow": lambda: time.sleep(0.03), "fast": lambda: None}, 4, patience=0.02)
-    assert len(samples["slow"]) == 1 and samples["slow"][0] >= 0.03
+    slow = timing.race({"slow": lambda: time.sleep(0.03), "fast": lambda: None}, 4, patience=0.02)["slow"]
+    assert len(slow.samples) == 1 and slow.best == slow.samples[0] >= 0.03
 
 
 def test_difference_sees_shapes_and_nan() -> None:
@@ -173,13 +174,15 @@ def test_a_figure_prints_writes_and_draws(tmp_path: Path) -> None:
 
     row = Row("a row", (Goal(("torch",), 1.0), Goal(("limit",), 0.5)), work="matmul")
     samples = {"whit": [2e-3, 1e-3, 3e-3], "torch": [4e-3], "limit.flops": [1e-3], "limit.bytes": [5e-4]}
-    result = table.figure(row, {"samples": samples, "flops": 1e9, "bytes": 1e6}, table.STATISTICS["median"])
+    result = table.figure(row, {"samples": samples, "flops": 1e9, "bytes": 1e6})
     assert result.seconds == {"whit": 2e-3, "torch": 4e-3} and result.limit == 1e-3
     assert [v.ratio for v in result.verdicts] == [2.0, 0.5] and all(v.met for v in result.verdicts)
     printed = table.lines(result).splitlines()
     assert len(printed) == 2 and "torch 4 ms" in printed[0] and "met" in printed[1]
     assert json.loads(json.dumps(result.to_json()))["limit"] == 1e-3
-    failed = table.figure(row, {"error": "it broke"}, min)
+    best = table.figure(row, {"samples": samples, "best": {"whit": 5e-4}}, best=True)
+    assert best.seconds == {"whit": 5e-4, "torch": 4e-3}
+    failed = table.figure(row, {"error": "it broke"})
     assert "FAILED: it broke" in table.lines(failed)
     machine = probe.Machine(2, 1e11, 2e11, 1e10, 1.2e10, 1e10, 1e10, 1e10)
     plot(machine, [result, failed], tmp_path / "roofline.png")
