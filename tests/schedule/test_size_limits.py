@@ -148,3 +148,33 @@ def test_many_temporaries_are_planned_in_order_of_use() -> None:
     assert (offsets, size) == in_order_of_use(items)
     most = max((n + 1) * 1024 + 2 * 512 for n in range(count))
     assert most <= size <= 1.01 * most
+
+
+# ---- writes that wait for each other -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_exchanged_contents(seed: int) -> None:
+    """Tensors take each other's contents at once, in several permutations one after another, with readers of
+    old versions in between."""
+    draw = random.Random(seed)
+    count = draw.choice([2, 5, 12])
+    wanted = [np.arange(4.0) + 10 * n for n in range(count)]
+    tensors = [Tensor(w).contiguous().realize() for w in wanted]
+    readers, expected = [], []
+    for _ in range(draw.choice([1, 2, 3])):
+        order = draw.sample(range(count), count)
+        scale = draw.choice([1.0, 2.0])
+        old = [t * scale for t in tensors]
+        if draw.random() < 0.7:
+            n = draw.randrange(count)
+            readers.append(tensors[n].sum() + old[order[n]].sum())
+            expected.append(wanted[n].sum() + (wanted[order[n]] * scale).sum())
+        for tensor, source in zip(tensors, order, strict=True):
+            tensor.assign(old[source])
+        wanted = [wanted[source] * scale for source in order]
+    Tensor.realize(*tensors, *readers)
+    for tensor, want in zip(tensors, wanted, strict=True):
+        np.testing.assert_array_equal(tensor.numpy(), want)
+    for reader, total in zip(readers, expected, strict=True):
+        assert reader.item() == total

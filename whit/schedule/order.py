@@ -79,3 +79,49 @@ def execution_order(homes: list[Home], before: dict[Home, set[Home]]) -> tuple[l
             if waiting[later] == 0:
                 heapq.heappush(ready, rank[later])
     return result, set(homes) - set(result)
+
+
+def versions_to_copy(
+    stuck: set[Home], before: dict[Home, set[Home]], war: list[tuple[Home, Home, UOp]]
+) -> list[UOp]:
+    """Of each knot of homes that wait for each other, one version whose readers had better read a copy."""
+    knot = _knots(stuck, before)
+    found: dict[int, UOp] = {}
+    for reader, writer, version in war:
+        if reader in stuck and knot[reader] == knot.get(writer):
+            found.setdefault(knot[reader], version)
+    return list(dict.fromkeys(found.values()))
+
+
+def _knots(homes: set[Home], before: dict[Home, set[Home]]) -> dict[Home, int]:
+    """A number for each home, equal for those that wait for each other (Tarjan 1972, without recursion)."""
+    index: dict[Home, int] = {}
+    low: dict[Home, int] = {}
+    knot: dict[Home, int] = {}
+    path: list[Home] = []
+    for start in homes:
+        stack = [(start, iter(before[start]))] if start not in index else []
+        while stack:
+            home, sources = stack[-1]
+            if home not in index:
+                index[home] = low[home] = len(index)
+                path.append(home)
+            unseen = None
+            for other in sources:
+                if other not in homes or other in knot:
+                    continue
+                if other not in index:
+                    unseen = other
+                    break
+                low[home] = min(low[home], index[other])
+            if unseen is not None:
+                stack.append((unseen, iter(before[unseen])))
+                continue
+            stack.pop()
+            if stack:
+                low[stack[-1][0]] = min(low[stack[-1][0]], low[home])
+            if low[home] == index[home]:
+                number = len(knot)
+                while home not in knot:
+                    knot[path.pop()] = number
+    return knot

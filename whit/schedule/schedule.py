@@ -10,7 +10,7 @@ from whit.schedule.lower import Kernel, elements, lower
 from whit.schedule.memory import ALIGN, Lifetime, plan
 from whit.schedule.merge import merge
 from whit.schedule.movement import contiguous_view, memory_of, stripped
-from whit.schedule.order import dependencies, execution_order, misaligned_stores
+from whit.schedule.order import dependencies, execution_order, misaligned_stores, versions_to_copy
 from whit.uop import DType, Ops, UOp, dtypes
 from whit.uop.rewrite import rebuild, timed
 from whit.uop.uop import uops_in, variables_of
@@ -172,7 +172,7 @@ def make_schedule(roots: list[UOp], buffers: list[UOp]) -> Schedule:
     roots = list(split.src)
     root = UOp.sink(*roots)
     outputs = {stripped(r): "output" for r in roots if contiguous_view(r) is None}
-    snapshots: dict[UOp, UOp] = {}
+    copied: set[UOp] = set()
     while True:
         with timed("schedule: fusion", root):
             fusion = decide(root, outputs)
@@ -190,11 +190,10 @@ def make_schedule(roots: list[UOp], buffers: list[UOp]) -> Schedule:
             order, stuck = execution_order(list(reversed(fusion.homes.values())), before)
         if not stuck:
             break
-        version = next(
-            v for reader, writer, v in war if reader in stuck and writer in stuck and v not in snapshots
-        )
-        snapshots[version] = version.copy_to(version.device or "CPU")
-        root = _with_snapshots(root, {version: snapshots[version]})
+        versions = [v for v in versions_to_copy(stuck, before, war) if v not in copied]
+        assert versions, "kernels wait for each other without a write that a copy would free"
+        copied.update(versions)
+        root = _with_snapshots(root, set(versions))
         outputs = {stripped(r): "output" for r in root.src if contiguous_view(r) is None}
     return _assemble(list(root.src), buffers, order, kernels, before)
 
@@ -206,19 +205,20 @@ def _reads_of(home: Home, kernels: dict[Home, Kernel]) -> dict[UOp, None]:
     return {view[0] if view is not None else stripped(home.node.src[0]): None}
 
 
-def _with_snapshots(root: UOp, snapshots: dict[UOp, UOp]) -> UOp:
-    """Readers of an old version read a copy of it instead; the writes themselves stay where they are."""
+def _with_snapshots(root: UOp, versions: set[UOp]) -> UOp:
+    """Readers of old versions read copies of them instead; the writes themselves stay where they are."""
     new: dict[UOp, UOp] = {}
+    read: dict[UOp, UOp] = {}  # what a reader of the node finds
     for node in root.toposort():
         if node.op in (Ops.AFTER, Ops.STORE):  # src[0] names the memory, it is not a read
-            src = (_target(node.src[0], new), *[new[s] for s in node.src[1:]])
+            src = (_target(node.src[0], new), *[read[s] for s in node.src[1:]])
         else:
-            src = tuple([snapshots.get(s, new[s]) for s in node.src])
-            if node in snapshots.values():
-                src = node.src
-        if node.op is Ops.STORE:
-            src = (src[0], snapshots.get(node.src[1], src[1]))
-        new[node] = node if src == node.src else node.replace(src=src)
+            src = tuple([read[s] for s in node.src])
+        made = node if src == node.src else node.replace(src=src)
+        if made.op is Ops.COPY and node.src[0] in versions and made.device == src[0].device:
+            made = src[0]  # a copy already
+        new[node] = made
+        read[node] = made.copy_to(made.device or "CPU") if node in versions else made
     return new[root]
 
 
