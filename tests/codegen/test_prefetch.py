@@ -18,7 +18,8 @@ from whit.runtime.cpu import cpu_target
 from whit.uop import Ops, UOp
 
 # a machine with caches so small that small kernels exceed them
-SMALL = cpu_target("llvm", "llvm")._replace(l1_bytes=1 << 13, l2_bytes=1 << 15, threads=1)
+REAL = cpu_target("llvm", "llvm")
+SMALL = REAL._replace(l1_bytes=1 << 13, l2_bytes=1 << 15, threads=1, native=REAL.native - {Ops.LDEXP})
 
 
 def prefetches(ast: UOp, target: Target = SMALL) -> list[UOp]:
@@ -73,13 +74,43 @@ def test_every_line_of_the_next_row_once() -> None:
             open_loops.pop()
         elif node.op is Ops.PREFETCH:
             where[node] = list(open_loops)
-    rows, inner = next(iter(where.values()))
     lines = [
         value(node.src[1], {rows: 5, inner: step}) * 4 // 64
-        for node in where
+        for node, (rows, inner) in where.items()
         for step in range(inner.src[0].arg)
     ]
     assert sorted(lines) == list(range(6 * 1024 * 4 // 64, 7 * 1024 * 4 // 64))
+
+
+def loops_with_prefetches(ast: UOp) -> list[int]:
+    """For each loop at the end of which something is fetched: how many lines each time."""
+    found: dict[UOp, int] = {}
+    stack: list[UOp] = []
+    for node in generate(ast, SMALL).linear.src:
+        if node.op is Ops.RANGE:
+            stack.append(node)
+        elif node.op is Ops.END:
+            stack.pop()
+        elif node.op is Ops.PREFETCH:
+            found[stack[-1]] = found.get(stack[-1], 0) + 1
+    return list(found.values())
+
+
+def test_loops_with_time_to_spare_fetch() -> None:
+    """The loop of the exponentials computes for long; summing them up and dividing them does not."""
+    assert len(loops_with_prefetches(softmax(32, 1024))) == 1
+
+
+def test_a_loop_that_stores_past_the_caches_fetches_too() -> None:
+    linear = generate(softmax(32, 1024), SMALL._replace(stream_bytes=1 << 16)).linear
+    assert sum(u.op is Ops.PREFETCH for u in linear.src) >= 2
+    inside: list[list[UOp]] = []
+    for node in linear.src:
+        if node.op is Ops.RANGE:
+            inside.append([])
+        elif node.op is Ops.PREFETCH:
+            inside[-1].append(node)
+    assert sum(bool(found) for found in inside) == 2
 
 
 @pytest.mark.parametrize("shape", [(32, 1024), (33, 1000), (64, 513)])

@@ -4,8 +4,8 @@ linear program.
 
 Before:  i = RANGE(4096)
            k = RANGE(64) { … LOAD(p, i*4096 + k*64) }
-           j = RANGE(64) { … LOAD(p, i*4096 + j*64) }
-After:   the same with PREFETCH(p, i*4096 + j*64 + 4096) before the last of these loads
+           j = RANGE(64) { … LOAD(p, i*4096 + j*64); … STORE(q, …) }
+After:   the same with PREFETCH(p, i*4096 + 4096 + j*64) in the second loop
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from whit.uop import Ops, UOp, dtypes
 LEAST_ROW = 2048  # bytes: shorter rows are over before anything arrives
 NEAREST, SECOND = 3, 2  # the first cache, the second: the PREFETCH's arg
 LINE = 64  # bytes
+STORING = 16.0  # instructions in whose time a loop could fetch a line because it stores one past the caches
+SHARE = 0.6  # of the best loop's time that makes another fetch half of the row
 
 Sum = tuple[dict[UOp, int], int]  # factors of RANGEs and other leaves, and a constant
 
 
 @dataclass(eq=False, slots=True)
 class _Body:
-    """A loop: where it stands, the loops in it, and its own vector loads that always happen."""
+    """A loop: the loops in it, its own vector loads that always happen, and instructions in all."""
 
     counter: UOp
     inner: list[_Body] = field(default_factory=list)
     loads: list[UOp] = field(default_factory=list)
+    instructions: float = 0.0
 
     @property
     def count(self) -> int:
@@ -37,24 +40,35 @@ class _Body:
 
 
 def prefetch_rows(linear: UOp, target: Target) -> UOp:
-    """Add PREFETCHes for kernels with several loops over each row of a large buffer."""
+    """Add PREFETCHes to kernels with several loops over each row of a large buffer."""
     if not target.l2_bytes or not target.vector_bytes:
         return linear
     written = {u.src[0] for u in linear.src if u.op is Ops.STORE}
-    added: dict[UOp, tuple[UOp, ...]] = {}
+    added: dict[UOp, list[UOp]] = {}  # instructions, by the counter of the loop at whose start they stand
     for body in _bodies(linear):
         if len(body.inner) > 1:
-            _prefetch_next(body, written, target, added)
+            for memory, loops in _read_again(body).items():
+                if memory not in written and memory.arg.size * memory.dtype.itemsize >= target.l2_bytes:
+                    _fetch_next(body, memory, loops, target, added)
     if not added:
         return linear
     items: list[UOp] = []
-    present: set[UOp] = set()
+    around: list[set[UOp]] = [set()]  # what stands before, by loop
     for node in linear.src:
-        for extra in added.get(node, ()):
-            if extra not in present:
-                present.add(extra)
-                items.append(extra)
+        if node.op in (Ops.ADD, Ops.MUL) and any(node in known for known in around):
+            continue  # it stands further out now
         items.append(node)
+        around[-1].add(node)
+        if node.op is Ops.RANGE:
+            around.append({node})
+            for last in added.get(node, ()):
+                present = set().union(*around)
+                for part in last.toposort(present.__contains__):
+                    if part.op is not Ops.CONST and part not in present:
+                        items.append(part)
+                        around[-1].add(part)
+        elif node.op is Ops.END:
+            around.pop()
     return linear.replace(src=tuple(items))
 
 
@@ -73,8 +87,13 @@ def _bodies(linear: UOp) -> list[_Body]:
             stack.pop()
         elif node.op in (Ops.IF, Ops.ENDIF):
             depth += 1 if node.op is Ops.IF else -1
-        elif node.op is Ops.LOAD and stack and not depth and _is_plain(node):
-            stack[-1].loads.append(node)
+        elif stack:
+            if node.op is Ops.LOAD and not depth and _is_plain(node):
+                stack[-1].loads.append(node)
+            if node.op.is_alu and node.dtype.count > 1:
+                stack[-1].instructions += node.dtype.itemsize / LINE
+            elif node.op is Ops.STORE and node.arg is not None:
+                stack[-1].instructions += STORING * node.src[2].dtype.itemsize / LINE
     return found
 
 
@@ -83,33 +102,65 @@ def _is_plain(load: UOp) -> bool:
     return load.src[0].op is Ops.PARAM and load.dtype.count > 1 and load.src[1].dtype.count == 1
 
 
-def _prefetch_next(
-    row: _Body, written: set[UOp], target: Target, added: dict[UOp, tuple[UOp, ...]]
+def _read_again(row: _Body) -> dict[UOp, list[_Body]]:
+    """Buffers that several loops of a row read -> the loops after the first that does."""
+    first: dict[UOp, int] = {}
+    again: set[UOp] = set()
+    for number, body in enumerate(row.inner):
+        for memory in dict.fromkeys([load.src[0] for load in body.loads]):
+            if first.setdefault(memory, number) != number:
+                again.add(memory)
+    return {memory: row.inner[number + 1 :] for memory, number in first.items() if memory in again}
+
+
+def _fetch_next(
+    row: _Body, memory: UOp, loops: list[_Body], target: Target, added: dict[UOp, list[UOp]]
 ) -> None:
-    """For each buffer that several loops of a row read: fetch the next row in the last of them."""
-    last: dict[UOp, _Body] = {}
-    times: dict[UOp, int] = {}
-    for body in row.inner:
-        for memory in {load.src[0] for load in body.loads}:
-            last[memory], times[memory] = body, times.get(memory, 0) + 1
-    for memory, body in last.items():
-        itemsize = memory.dtype.itemsize
-        if times[memory] < 2 or memory in written or memory.arg.size * itemsize < target.l2_bytes:
-            continue
-        seen: set[object] = set()
-        for load in body.loads:
-            terms, constant = _sum_of(load.src[1])
-            step = terms.get(row.counter, 0)
-            width = body.count * terms.get(body.counter, 0) * itemsize
-            if load.src[0] is not memory or step <= 0 or not LEAST_ROW <= width <= target.l2_bytes // 4:
-                continue
-            key = frozenset(terms.items()), constant * itemsize // LINE
-            if key in seen:
-                continue
-            seen.add(key)
-            index = UOp(Ops.ADD, dtypes.index, (load.src[1], UOp.index(step)))
-            near = NEAREST if width <= target.l1_bytes // 4 else SECOND
-            added[load] = (index, UOp(Ops.PREFETCH, dtypes.void, (memory, index), near))
+    """Have the loops with most time to spare fetch the next row of a buffer: one or two of them."""
+    reader = next(body for body in row.inner if any(load.src[0] is memory for load in body.loads))
+    loads = [load.src[1] for load in reader.loads if load.src[0] is memory]
+    terms, constant = min([_sum_of(index) for index in loads], key=lambda item: item[1])
+    itemsize = memory.dtype.itemsize
+    step, width = terms.get(row.counter, 0), reader.count * terms.pop(reader.counter, 0) * itemsize
+    if step <= 0 or not LEAST_ROW <= width <= target.l2_bytes // 4:
+        return
+    if any(leaf.op not in (Ops.RANGE, Ops.SPECIAL, Ops.VAR) for leaf in terms):
+        return  # the place of a row is looked up
+    loops = sorted([body for body in loops if body.count], key=lambda body: -body.instructions * body.count)
+    if not loops:
+        return
+    times = [body.instructions * body.count for body in loops[:2]]
+    chosen = loops[:2] if len(times) > 1 and times[1] >= SHARE * times[0] else loops[:1]
+    near = NEAREST if width <= target.l1_bytes // 4 else SECOND
+    lines = -(-width // LINE)
+    start = _instruction(terms, constant + step)
+    added.setdefault(row.counter, []).append(start)
+    for number, body in enumerate(chosen):
+        first = lines * number // len(chosen)
+        each = -(-(lines * (number + 1) // len(chosen) - first) // body.count)
+        for line in range(each):
+            offset = (first + line) * LINE // itemsize
+            place = _plus(start, _times(body.counter, each * LINE // itemsize), offset)
+            added.setdefault(body.counter, []).append(
+                UOp(Ops.PREFETCH, dtypes.void, (memory, place), near)
+            )
+
+
+def _times(leaf: UOp, factor: int) -> UOp:
+    return leaf if factor == 1 else UOp(Ops.MUL, dtypes.index, (leaf, UOp.index(factor)))
+
+
+def _plus(a: UOp, b: UOp, constant: int) -> UOp:
+    total = UOp(Ops.ADD, dtypes.index, (a, b))
+    return UOp(Ops.ADD, dtypes.index, (total, UOp.index(constant))) if constant else total
+
+
+def _instruction(terms: dict[UOp, int], constant: int) -> UOp:
+    """A sum of products as instructions."""
+    total: UOp = UOp.index(constant)
+    for leaf, factor in terms.items():
+        total = UOp(Ops.ADD, dtypes.index, (_times(leaf, factor), total))
+    return total
 
 
 def _sum_of(index: UOp) -> Sum:
