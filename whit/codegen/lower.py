@@ -170,7 +170,8 @@ def share_loops(ast: UOp) -> UOp:
     for reduce, level in sorted(levels.items(), key=lambda item: [r.arg.uid for r in item[0].src[1:]]):
         ranges = reduce.src[1:]
         key = (level, reduce.ranges, tuple([(r.src[0], r.arg.axis) for r in ranges]))
-        reads = {u.src[0] for u in reduce.src[0].toposort() if u.op is Ops.INDEX}
+        body = reduce.src[0].toposort(lambda u: u.op is Ops.STAGE)  # what fills scratch is read by others
+        reads = {u.src[0] for u in body if u.op is Ops.INDEX}
         if any(r in changes for r in ranges):
             continue
         for first, known in groups.setdefault(key, []):

@@ -57,6 +57,8 @@ def _grown(node: UOp, users: dict[UOp, list[UOp]], folding: set[UOp]) -> UOp:
             break
         if user.dtype is dtypes.bool or user.dtype is dtypes.index:
             break
+        if any(u.op is Ops.REDUCE or u.op is Ops.STAGE for u in user.toposort()):
+            break  # its loops would run in two places
         node = user
     return node
 

@@ -55,6 +55,8 @@ CHAIN_LIMIT = 256  # ops fused into one kernel at most
 # a kernel that computes more than this (in ops of one iteration) takes long to compile: its next sources are
 # written to memory, and so is a reduction that one kernel would compute at more places than this
 KERNEL_WORK, MOST_PLACES = 400.0, 8
+DEAR = 64.0  # what costs as much in outer loops has a reduction in it
+CHEAP = 50.0  # what reads no memory and costs less is always computed where it is wanted
 MOST_SHARED = 16  # shared values below another that are told apart
 # bytes that a value may take in scratch for one row; a tile of rows then stays in the second cache
 SCRATCH_ROW = 1 << 16
@@ -244,6 +246,11 @@ class Costs:
         self.contractions: set[UOp] = set()
         self.expansions: dict[UOp, float] = {}
         self.below: dict[UOp, frozenset[UOp]] = {}
+        self.has_product: set[UOp] = set()  # values with a contraction in them
+
+    def large_below(self, node: UOp) -> frozenset[UOp]:
+        """Shared values below that had better not lie in memory."""
+        return frozenset([s for s in self.below[node] if s in self.expansions])
 
     def whole(self, node: UOp) -> float:
         """Cost of an element when nothing that is shared lies in memory."""
@@ -275,6 +282,8 @@ def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
             result.expansions[node] = ratio
         if node.op is Ops.REDUCE and count(node.src[0]) > REUSE * max(1.0, read[node]):
             result.contractions.add(node)
+        if node in result.contractions or any(s in result.has_product and s not in forced for s in node.src):
+            result.has_product.add(node)
         cost, ops, reads = _own_cost(node, seen)
         result.cost[node], result.ops[node], result.reads[node] = cost, ops, reads
         if (
@@ -369,8 +378,14 @@ def decide(root: UOp, outputs: dict[UOp, str]) -> Fusion:
             reason = _why_realize(node, places, costs)
             assert reason is None or host is None, "a guest is computed once"
         if reason is not None:
-            home = fusion.homes[node] = Home(node, reason)
-            places = {(id(home), home.place): home}
+            joined = _find_companion(node, costs, fusion)
+            if joined is not None:
+                joined.guests.append((node, joined.place))
+                fusion.hosts[node] = joined
+                places = {(id(joined), joined.place): joined}
+            else:
+                home = fusion.homes[node] = Home(node, reason)
+                places = {(id(home), home.place): home}
             if op is Ops.COPY:
                 continue
         for home in {id(home): home for home in places.values()}.values():
@@ -443,7 +458,7 @@ def _why_realize(node: UOp, places: dict[tuple[int, Place], Home], costs: Costs)
         if dear and times > size and home.hoist(place):
             times = home.evaluations(place)
         evaluations += times
-    if evaluations <= size * 1.01 or (not costs.reads[node] and cost < 50):
+    if evaluations <= size * 1.01 or (not costs.reads[node] and cost < CHEAP):
         return None
     move = NEAR if size * node.dtype.itemsize < NEAR_BYTES else FAR
     recompute = evaluations * cost
@@ -456,10 +471,12 @@ def _why_realize(node: UOp, places: dict[tuple[int, Place], Home], costs: Costs)
 def _find_host(
     node: UOp, places: dict[tuple[int, Place], Home], costs: Costs, fusion: Fusion
 ) -> Home | None:
-    """A home that computes all of a reduction anyway, once, on its outer loops: it may write the result for
+    """A home that computes all of a dear value anyway, once, on its outer loops: it may write the result for
     the others that want it, if it need not wait for them."""
     by_home = {id(home): home for home in places.values()}
-    if node.op is not Ops.REDUCE or len(by_home) < 2 or costs.cost[node] * count(node) < SMALL_WORK:
+    if node.op in _VIEWS or len(by_home) < 2 or costs.cost[node] < DEAR:
+        return None
+    if costs.cost[node] * count(node) < SMALL_WORK:
         return None
     for number, home in sorted(by_home.items(), key=lambda item: -costs.cost[item[1].value]):
         at = [place for other, place in places if other == number]
@@ -472,6 +489,41 @@ def _find_host(
         if home.can_hoist(frozenset(loops)) and not _waits_for(home, by_home, fusion):
             return home
     return None
+
+
+def _find_companion(node: UOp, costs: Costs, fusion: Fusion) -> Home | None:
+    """A home over the same elements that would fill the same scratch, of which neither needs the other: the
+    gradients of keys and of values are sums over one matrix of weights."""
+    shared = costs.large_below(node)
+    if not shared or node.op in (Ops.STORE, Ops.COPY):
+        return None
+    shape = unbound_shape(node.shape)
+    for other, home in fusion.homes.items():
+        same = home.node.op not in (Ops.STORE, Ops.COPY) and unbound_shape(other.shape) == shape
+        if not same or other.device != node.device or shared.isdisjoint(costs.large_below(other)):
+            continue
+        if _outer_places(node, shared).isdisjoint(_outer_places(other, shared)):
+            continue
+        mine = Home(node, "")
+        if not (_waits_for(home, {0: mine}, fusion) or _waits_for(mine, {0: home}, fusion)):
+            return home
+    return None
+
+
+def _outer_places(node: UOp, wanted: frozenset[UOp]) -> frozenset[tuple[UOp, tuple[UOp | None, ...]]]:
+    """At which places a home of this value wants others, as far as its output loops decide."""
+    home = Home(node, "")
+    found = set()
+    places: dict[UOp, dict[Place, None]] = {node: {home.place: None}}
+    for part in reversed(node.toposort(lambda n: n.op in (Ops.BUFFER, Ops.AFTER))):
+        for place in places.pop(part, {}):
+            if part in wanted:
+                inner = [None if any(r in home.enclosing for r in idx.ranges) else idx for idx in place.idxs]
+                found.add((part, tuple(inner)))
+            else:
+                for source, at in sources_at(part, place, home):
+                    places.setdefault(source, {})[at] = None
+    return frozenset(found)
 
 
 def _waits_for(home: Home, others: dict[int, Home], fusion: Fusion) -> bool:
@@ -497,6 +549,8 @@ def _put_in_scratch(node: UOp, places: dict[tuple[int, Place], Home], costs: Cos
     """Stage a value in all homes that would compute an element of it several times, if that is cheaper than
     memory and than computing it again."""
     size, cost = max(1.0, count(node)), costs.whole(node)
+    if (not costs.reads[node] and cost < CHEAP) or _is_conversion(node):
+        return False
     wanted: dict[int, list[Place]] = {}
     for number, place in places:
         wanted.setdefault(number, []).append(place)
@@ -505,7 +559,8 @@ def _put_in_scratch(node: UOp, places: dict[tuple[int, Place], Home], costs: Cos
     if move == FAR:
         move *= 1.0 + PRESSURE * costs.expansions.get(node, 0.0)
     memory = size * (cost + move * (1 + len(wanted))) + LAUNCH
-    filling = cost * (1 + UNTILED) * (MASKED if _is_masked(node, costs) else 1.0) + 2 * SCRATCH_MOVE
+    filling = cost * (MASKED if _is_masked(node, costs) else 1.0)
+    filling = filling * (1.0 + UNTILED * (node in costs.has_product)) + 2 * SCRATCH_MOVE
     total = again = 0.0
     staged: list[tuple[Home, tuple[int, ...]]] = []
     for number, at in wanted.items():
@@ -517,7 +572,9 @@ def _put_in_scratch(node: UOp, places: dict[tuple[int, Place], Home], costs: Cos
         far = FAR * cost / ROWS if row * cost * node.dtype.itemsize > STREAM else 0.0
         inline, scratch = evaluations * cost, evaluations * READ + fills * (filling + far)
         again += inline
-        if axes is not None and inline > WORTH * scratch:
+        again_here = len(at) > 1 and node in costs.expansions and scratch < math.inf
+        once = evaluations <= 1.01 * fills  # scratch would save nothing
+        if axes is not None and not once and (again_here or inline > WORTH * scratch):
             staged.append((home, axes))
             total += scratch
         else:
@@ -534,6 +591,13 @@ def _put_in_scratch(node: UOp, places: dict[tuple[int, Place], Home], costs: Cos
 
 
 _KEEP_MASKS = (Ops.MUL, Ops.CAST, Ops.NEG, Ops.SUB, Ops.EXP2)
+
+
+def _is_conversion(node: UOp) -> bool:
+    """Whether the value is memory in another type: codegen packs it, with the layout that the product wants."""
+    while node.op is Ops.CAST or node.op in _VIEWS:
+        node = node.src[0]
+    return node.op is Ops.BUFFER or node.op is Ops.AFTER
 
 
 def _is_masked(node: UOp, costs: Costs) -> bool:

@@ -292,6 +292,7 @@ _LINEAR = (
 
 _SCHEDULE = (
     *_TENSOR,
+    _STAGE,
     *[row for row in _KERNEL_COMMON if row.ops not in {r.ops for r in _TENSOR}],
     Row((Ops.REDUCE,), "a kernel's REDUCE", _scalar(_reduce_ranges)),
     Row((Ops.STORE,), "a kernel's STORE", _kernel_store),
