@@ -376,6 +376,26 @@ def test_an_interrupt_keeps_the_best_so_far(cache: Path, monkeypatch: pytest.Mon
         assert beam.known(ast, Device.get("CPU").target.key) is None  # the search goes on next time
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "ast",
+    [
+        matmul(200, 300, 100),
+        softmax(200, 300),
+        conv(1, 8, 16, 20, 20, 3, 3),
+        row_sum(500, 500),
+        two_stores(99, 300),
+    ],
+)
+def test_a_winner_is_not_slower(cache: Path, ast: UOp) -> None:
+    """A race after the search, against what the heuristics choose."""
+    with Context(BEAM_TIME=4):
+        opts = beam.search(ast, "CPU", 2)
+    runner = Runner(ast, "CPU")
+    (base, _), (best, _) = runner.race([compile_candidate(ast, "CPU", o) for o in (None, opts)], 2.0)
+    assert best <= base * 1.05
+
+
 def python(code: str, cache: Path, **environment: str) -> subprocess.Popen[str]:
     settings = {**os.environ, "PYTHONPATH": str(ROOT), "WHIT_CACHE": str(cache), **environment}
     return subprocess.Popen(

@@ -3,8 +3,11 @@ change nothing. `--slow` runs for some minutes; a failure prints the kernel, few
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +18,12 @@ from tests.integration.opts_fuzz import PROGRAMS, Subject, check, kernel, random
 from whit.codegen.opts import AxisTable, Opt, OptError, OptKind
 from whit.engine.trial import Compiled, compile_candidate
 from whit.repro import main
+from whit.runtime import native
 from whit.runtime.device import Device
+from whit.runtime.elf import MACHINE
 from whit.uop import AxisType, Ops, ParamArg, ReduceArg, UOp, dtypes
 
+ELF_X86 = MACHINE == "x86_64" and "avx2" in native.host()[1]
 CLANG = pytest.param(
     "CPU:CLANG",
     marks=pytest.mark.skipif(
@@ -65,6 +71,41 @@ def test_many_random_opts(start: int) -> None:
 def test_many_random_opts_on_other_devices(start: int, device: str) -> None:
     for seed in range(start, start + 50):
         check(seed, [device])
+
+
+NARROW = """
+import sys
+import llvmlite.binding as binding
+from whit.runtime import native
+cpu, start = sys.argv[1], int(sys.argv[2])
+class Features(dict):
+    def flatten(self): return ",".join(("+" if on else "-") + name for name, on in sorted(self.items()))
+wide = ("avx512", "amx", "avx10", "evex")
+if cpu == "x86-64": wide += ("avx", "fma", "f16c", "sse4", "ssse3", "vaes")
+features = Features({k: on and not k.startswith(wide) for k, on in binding.get_host_cpu_features().items()})
+model, flags = native.host()
+binding.get_host_cpu_features, binding.get_host_cpu_name = lambda: features, lambda: cpu
+native.host = lambda: (model + cpu, frozenset(f for f in flags if not f.startswith(wide)))
+native.host_key.cache_clear()
+from tests.integration.opts_fuzz import check
+from whit.runtime.device import Device
+assert Device.get("CPU").target.vector_bytes == (16 if cpu == "x86-64" else 32)
+for seed in range(start, start + 100): check(seed, ["CPU"])
+print("fine")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ELF_X86, reason="another kind of CPU")
+@pytest.mark.parametrize("cpu", ["x86-64", "x86-64-v3"])
+@pytest.mark.parametrize("start", [30_000, 30_100])
+def test_random_opts_on_cpus_with_less(cpu: str, start: int, tmp_path: Path) -> None:
+    """This CPU as one with SSE2 only, and as one with AVX2."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "WHIT_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", NARROW, cpu, str(start)], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == "fine\n", done.stdout + done.stderr
 
 
 def test_the_sample_meets_every_kind_of_opt_dtype_and_kernel() -> None:
