@@ -256,3 +256,31 @@ def test_dear_sums_have_few_vectors_side_by_side() -> None:
         for value in (x, x.alu(Ops.EXP2))
     )
     assert cheap == 128 and dear == 64
+
+
+@pytest.mark.parametrize("rows", [1021, 3 * 1021, 1022, 67])
+def test_rows_of_any_number_are_shared_evenly(rows: int) -> None:
+    """A prime number of rows: all tasks but the last have the same, and no access pays with a mask."""
+    ast = softmax(rows, 4096)
+    found = sizes(ast)[AxisType.THREAD][0]
+    assert found % AVX512.threads == 0 and found >= 4
+    linear = generate(ast, AVX512._replace(native=CPU_OPS)).linear
+    assert not any(len(u.src) > 2 for u in linear.src if u.op is Ops.LOAD)
+    assert not any(len(u.src) > 3 for u in linear.src if u.op is Ops.STORE)
+
+
+def test_long_axes_of_whole_vectors_need_no_mask() -> None:
+    for size in (16 * 65537, 16 * 3 * 21845, 1 << 20):
+        opts = choose(elementwise(size), AVX512)
+        linear = generate(elementwise(size), AVX512._replace(native=CPU_OPS)).linear
+        assert any(o.kind is OptKind.THREAD for o in opts)
+        assert not any(len(u.src) > 3 for u in linear.src if u.op is Ops.STORE)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 6, 12, 64])
+def test_padding_for_tasks_stays_small(threads: int) -> None:
+    for ast in (softmax(1021, 4096), elementwise(1000, 1000), elementwise(1000003), row_sum(999, 1000)):
+        before = np.prod([a.size for a in axes(ast) if a.type is AxisType.LOOP])
+        made = apply(ast, choose(ast, AVX512._replace(threads=threads)), AVX512._replace(threads=threads))
+        after = np.prod([a.size for a in axes(made) if not a.type.is_reduce and a.type is not AxisType.UNROLL])
+        assert after <= before * 1.05

@@ -42,6 +42,7 @@ from whit.uop import AxisType, UOp
 
 THREAD_WORK = 50_000  # operations and elements below which a second thread costs more than it brings
 TASK_WORK = 20_000  # the least work of one task
+PADDED = 0.05  # share of the threads' time that an even split by padding must bring
 MOST_SIDE_BY_SIDE = 96  # instructions of several vectors of a sum: more fill no gaps and take registers
 
 
@@ -278,12 +279,23 @@ def thread(k: Kernel, work: float) -> None:
     if threads < 2 or work < THREAD_WORK or not loops:
         return
     most = max(threads, min(int(work / TASK_WORK), 16 * threads))
-    for axis in sorted(loops, key=lambda a: (-_balance(_tasks(k, a, most), threads), a.number)):
-        tasks = _tasks(k, axis, most)
+    choices = [(_balance(tasks, threads), axis, tasks) for axis in loops for tasks in [_tasks(k, axis, most)]]
+    choices += [choice for axis in loops for choice in _padded(k, axis, most)]
+    for _, axis, tasks in sorted(choices, key=lambda c: (-c[0], c[1].number)):
         first = k.table.of_type(AxisType.LOOP)[0]
         if tasks > 1 and (first is axis or swap(k, first.number, axis.number)):
-            k.apply(OptKind.THREAD, axis.number, tasks)  # SWAP has given it the number of the outermost place
+            if k.size(axis.number) % tasks:  # SWAP has given it the number of the outermost place
+                k.apply(OptKind.PADTO, axis.number, tasks)
+            k.apply(OptKind.THREAD, k.loops()[0], tasks)
             return
+
+
+def _padded(k: Kernel, axis: Axis, most: int) -> Iterator[tuple[float, Axis, int]]:
+    """An even split of an axis whose size no good number divides: its last task does a little less."""
+    size, threads = k.size(axis.number), k.target.threads
+    tasks = min(most, 4 * threads, size // 2) // threads * threads
+    if tasks and size % tasks:
+        yield _balance(tasks, threads) - PADDED - (round_up(size, tasks) / size - 1), axis, tasks
 
 
 def _balance(tasks: int, threads: int) -> float:
@@ -356,11 +368,11 @@ def tile_elementwise(k: Kernel, scope: Scope, vector: int) -> int:
     most = 4 if scope.alus <= 12 else 2 if scope.alus <= 30 else 1
     if any(not x.is_cheap(vector) for x in scope.accesses):
         most = 1
-    if (
-        size > 64 * width * most
-    ):  # long enough for the padding not to matter: leave whole tiles and whole tasks
-        if size % (width * most * k.target.threads):
-            k.apply(OptKind.PADTO, vector, width * most * 4 * k.target.threads)
+    whole = width * most * 4 * k.target.threads  # tiles and tasks without a rest
+    if size > 64 * width * most and size % width == 0:  # nothing needs a mask
+        steps = max(m for m in range(1, most + 1) if size % (width * m) == 0)
+    elif size > 64 * width * most and round_up(size, whole) <= size * 1.02:
+        k.apply(OptKind.PADTO, vector, whole)
         steps = most
     else:
         steps = max(

@@ -13,6 +13,7 @@ from whit.codegen.target import Target
 from whit.uop import Ops, UOp, dtypes
 
 NONTEMPORAL = "nontemporal"  # the STORE's arg
+MOST = 1 << 40  # iterations; what is known to be less than nothing is no size
 LEAST = 16  # bytes of the narrowest store that is worth it: the narrowest vector
 
 
@@ -61,7 +62,7 @@ def _large(linear: UOp, target: Target) -> set[UOp]:
         if node.op is Ops.SPECIAL:
             times[0] *= node.arg.size
         elif node.op is Ops.RANGE:
-            times.append(times[-1] * (node.src[0].arg if node.src[0].op is Ops.CONST else 1))
+            times.append(times[-1] * max(1, min(int(node.src[0].vmax), MOST)))  # symbolic: at most
         elif node.op is Ops.END:
             times.pop()
         elif node.op is Ops.STORE and node.src[0].op is Ops.PARAM:
