@@ -217,6 +217,10 @@ def realize(tensors: Sequence[Tensor]) -> None:
     pending = [t for t in tensors if not is_realized(t.uop)]
     if not pending:
         return
+    held = _held_contiguous(pending)
+    if held:
+        with paused():  # their values are fixed already: they are no part of what is recorded
+            realize(held)
     rebuilt: dict[UOp, UOp] = {}
     for tensor, graph in zip(pending, resolve_all([t.uop for t in pending], rebuilt), strict=True):
         tensor.uop = graph
@@ -265,6 +269,14 @@ def realize(tensors: Sequence[Tensor]) -> None:
     for before, after in rebuilt.items():
         if after.became is not None:
             _become(before, after.became)
+
+
+def _held_contiguous(pending: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors that these depend on, that asked for memory and that somebody still holds, such as parameters at
+    their first use: they are computed once and keep it."""
+    nodes = {n for n in UOp.sink(*[t.uop for t in pending]).toposort(_is_known) if n.op is Ops.CONTIGUOUS}
+    nodes -= {t.uop for t in pending}
+    return [t for t in Tensor.live if t.uop in nodes and t.uop.became is None] if nodes else []
 
 
 def _overwritten_memory(after: UOp) -> UOp:

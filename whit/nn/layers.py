@@ -40,8 +40,8 @@ def filled(
 
 
 def uniform(*shape: int, bound: float) -> Tensor:
-    """A parameter drawn evenly from -bound to bound."""
-    return parameter(Tensor.uniform(*shape, low=-bound, high=bound))
+    """A parameter drawn evenly from -bound to bound; it gets memory at first use, so it is drawn once."""
+    return parameter(Tensor.uniform(*shape, low=-bound, high=bound).contiguous())
 
 
 def _positive(layer: str, **sizes: int) -> None:
@@ -473,7 +473,7 @@ class Embedding:
     def __init__(self, vocab_size: int, embed_size: int) -> None:
         _positive("Embedding", vocab_size=vocab_size, embed_size=embed_size)
         self.vocab_size, self.embed_size = vocab_size, embed_size
-        self.weight = parameter(Tensor.randn(vocab_size, embed_size))
+        self.weight = parameter(Tensor.randn(vocab_size, embed_size).contiguous())
 
     def __call__(self, idx: Tensor) -> Tensor:
         _is_tensor("Embedding", idx)

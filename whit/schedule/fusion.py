@@ -64,15 +64,16 @@ WORTH = 1.2  # computing again must cost this much more than scratch
 SCRATCH_MOVE = 3.0  # moving an element through scratch
 # share of a value that is computed where a mask of positions, such as the causal one, cuts loops short
 MASKED = 0.6
-UNTILED = 0.3  # what a contraction loses beside other loops of one kernel, as a share of its cost
+UNTILED = 0.15  # what a contraction loses beside other loops of one kernel, as a share of its cost
 # a value with this many times the elements that it is made of had better not lie in memory: moving its
 # elements counts as much more as it is larger
-EXPANSION = PRESSURE = 1.5
+EXPANSION, EXPANSION_OF_PRODUCT, PRESSURE = 1.5, 0.9, 4.0
+LONGEST = 256  # a longer product is better off with blocks of its own
 ROWS = 32  # of a tile: what all of them read is read again for the next
 STREAM = 1 << 20  # bytes that are read again from a near cache
 # share of a value that is computed where a mask of positions, such as the causal one, cuts loops short
 MASKED = 0.6
-UNTILED = 0.3  # what a contraction loses beside other loops of one kernel, as a share of its cost
+UNTILED = 0.15  # what a contraction loses beside other loops of one kernel, as a share of its cost
 # a value with this many times the elements that it is made of had better not lie in memory: moving its
 # elements counts as much more
 EXPANSION, PRESSURE = 1.5, 6.0
@@ -246,7 +247,9 @@ class Costs:
         self.contractions: set[UOp] = set()
         self.expansions: dict[UOp, float] = {}
         self.below: dict[UOp, frozenset[UOp]] = {}
-        self.has_product: set[UOp] = set()  # values with a contraction in them
+        self.products: dict[UOp, float] = {}  # values with contractions in them: the length of the longest
+        self.feeds_product: set[UOp] = set()  # values of which a contraction is made by elementwise steps
+        self.summed: set[UOp] = set()  # values that are summed up as they are: both sums become one
 
     def large_below(self, node: UOp) -> frozenset[UOp]:
         """Shared values below that had better not lie in memory."""
@@ -282,8 +285,11 @@ def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
             result.expansions[node] = ratio
         if node.op is Ops.REDUCE and count(node.src[0]) > REUSE * max(1.0, read[node]):
             result.contractions.add(node)
-        if node in result.contractions or any(s in result.has_product and s not in forced for s in node.src):
-            result.has_product.add(node)
+        longest = [result.products[s] for s in node.src if s in result.products and s not in forced]
+        if node in result.contractions:
+            longest.append(count(node.src[0]) / max(1.0, size))
+        if longest:
+            result.products[node] = max(longest)
         cost, ops, reads = _own_cost(node, seen)
         result.cost[node], result.ops[node], result.reads[node] = cost, ops, reads
         if (
@@ -303,6 +309,13 @@ def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
             below[node] = frozenset() if is_sure or len(below[node]) > MOST_SHARED else below[node] | {node}
         if (in_memory and node not in result.expansions) or is_sure or len(made_of[node]) > MOST_SHARED:
             made_of[node] = frozenset({node})
+    for node in reversed(nodes):
+        inside = node in result.feeds_product and (node.op.is_elementwise or node.op in _VIEWS)
+        if inside or node in result.contractions:
+            result.feeds_product.update(node.src)
+        is_sum = node.op is Ops.REDUCE and node.arg.op is Ops.ADD
+        if is_sum or (node in result.summed and node.op in _VIEWS):
+            result.summed.update(node.src)
     return result
 
 
@@ -449,7 +462,7 @@ def _why_realize(node: UOp, places: dict[tuple[int, Place], Home], costs: Costs)
     if node.op is Ops.REDUCE:
         reason = _starves_threads(node, places, cost * size)
         if reason is None and node in costs.contractions and cost * size >= SMALL_WORK:
-            reason = _spoils_tile(places)
+            reason = _spoils_tile(node, places, costs)
         if reason is not None:
             return reason
     evaluations = 0.0
@@ -551,6 +564,11 @@ def _put_in_scratch(node: UOp, places: dict[tuple[int, Place], Home], costs: Cos
     size, cost = max(1.0, count(node)), costs.whole(node)
     if (not costs.reads[node] and cost < CHEAP) or _is_conversion(node):
         return False
+    # what a contraction is made of is packed by codegen; a contraction has a tile of its own, so it stands in
+    # the scratch of another one (attention's scores), not of a few cheap steps
+    has, feeds = node in costs.products, node in costs.feeds_product
+    if (feeds and not has) or (has and not feeds and cost * size >= SMALL_WORK):
+        return False
     wanted: dict[int, list[Place]] = {}
     for number, place in places:
         wanted.setdefault(number, []).append(place)
@@ -560,7 +578,7 @@ def _put_in_scratch(node: UOp, places: dict[tuple[int, Place], Home], costs: Cos
         move *= 1.0 + PRESSURE * costs.expansions.get(node, 0.0)
     memory = size * (cost + move * (1 + len(wanted))) + LAUNCH
     filling = cost * (MASKED if _is_masked(node, costs) else 1.0)
-    filling = filling * (1.0 + UNTILED * (node in costs.has_product)) + 2 * SCRATCH_MOVE
+    filling = filling * (1.0 + UNTILED * (node in costs.products)) + 2 * SCRATCH_MOVE
     total = again = 0.0
     staged: list[tuple[Home, tuple[int, ...]]] = []
     for number, at in wanted.items():
@@ -656,15 +674,23 @@ def _starves_threads(node: UOp, places: dict[tuple[int, Place], Home], work: flo
     return None
 
 
-def _spoils_tile(places: dict[tuple[int, Place], Home]) -> str | None:
-    """A contraction may share a kernel with elementwise work on its own result and with sums over it, and
-    fill scratch, not stand in loops that only others need."""
+def _spoils_tile(node: UOp, places: dict[tuple[int, Place], Home], costs: Costs) -> str | None:
+    """A contraction may share a kernel with elementwise work on its own result, and fill scratch, not stand
+    in loops that only others need, nor beside another contraction."""
     if len(places) > 1:
         return "a contraction wanted at several places"
     for (_, place), home in places.items():
         loops = loops_of(place)
-        if not frozenset(home.order) <= loops and loops.isdisjoint(home.fills):
+        if not loops.isdisjoint(home.fills):
+            continue
+        if not frozenset(home.order) <= loops:
             return "a contraction inside other loops"
+        if node in costs.summed:
+            continue
+        if any(loop in home.enclosing for loop in loops):
+            return "a contraction in loops of a sum"
+        if any(other in costs.contractions and other is not node for other, _ in home.reduces):
+            return "a second contraction"
     return None
 
 
