@@ -28,6 +28,8 @@ from whit.helpers import (
     cache_put,
     ceildiv,
     chunked,
+    cpu_quota,
+    cpu_threads,
     dedup,
     human_bytes,
     is_power_of_two,
@@ -203,3 +205,33 @@ def test_examples_in_docstrings_run(name: str) -> None:
     result = doctest.testmod(importlib.import_module(name), extraglobs=names,
                              optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL)
     assert result.failed == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "cpus"),
+    [
+        ({}, 1 << 20),
+        ({"cpu.max": "max 100000\n"}, 1 << 20),
+        ({"cpu.max": "200000 100000\n"}, 2),
+        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "10000 100000\n"}, 1),
+        ({"cpu.max": "nonsense"}, 1 << 20),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1 << 20),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+        ({"cpu/cpu.cfs_quota_us": "400000\n"}, 1 << 20),
+    ],
+)
+def test_cpu_time_of_a_container(tmp_path: Path, files: dict[str, str], cpus: int) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cpu_quota(str(tmp_path)) == cpus
+
+
+def test_number_of_threads() -> None:
+    with Context(NUM_CPU_THREADS=7):
+        assert cpu_threads() == 7
+    with Context(NUM_CPU_THREADS=0):
+        assert 1 <= cpu_threads() <= len(os.sched_getaffinity(0))
+    with Context(NUM_CPU_THREADS=-1), pytest.raises(SettingError, match="no negative number of threads"):
+        cpu_threads()

@@ -174,8 +174,29 @@ SEED = ContextVar("SEED", 0, "Seed of the random numbers when Tensor.manual_seed
 
 
 def cpu_threads() -> int:
-    """How many threads the CPU device uses."""
-    return NUM_CPU_THREADS.value or len(os.sched_getaffinity(0))
+    """How many threads the CPU device uses. SettingError for a negative number."""
+    wanted = NUM_CPU_THREADS.value
+    if wanted < 0:
+        raise SettingError(f"NUM_CPU_THREADS={wanted}", because="there is no negative number of threads",
+                           fix="give a number from 1 on, or 0 for as many as this process may run on")
+    return wanted or min(len(os.sched_getaffinity(0)), cpu_quota("/sys/fs/cgroup"))
+
+
+def cpu_quota(folder: str) -> int:
+    """CPUs whose time the control group of a container gets, rounded up; many when nothing limits it. Threads
+    beyond that would wait for each other."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            words: list[str] = []
+            for name in names:
+                with open(f"{folder}/{name}") as file:
+                    words += file.read().split()
+            quota, period = int(words[0]), int(words[1])
+        except (OSError, ValueError, IndexError):
+            continue  # another version of control groups, or "max"
+        if quota > 0 and period > 0:
+            return -(-quota // period)
+    return 1 << 20
 
 
 def environment(name: str, default: str = "") -> str:
