@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +201,52 @@ def test_process_ends_while_workers_spin_or_sleep() -> None:
             [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=30
         )
         assert result.stdout.strip().endswith("end") and result.returncode == 0, result.stderr
+
+
+def test_a_replayed_kernel_costs_less_than_a_microsecond() -> None:
+    """Claiming tasks and waiting for all of them included; the least of many replays."""
+    data = buffer("CPU", np.zeros(8, np.int64))
+    for tasks in (1, 2, 8):
+        kernel = program("CPU", add_thread(tasks), tasks=tasks)
+        plan = pool.NativePlan([PlanCall(kernel, (0,), ())] * 1000)
+        best = 1.0
+        for _ in range(200):
+            start = time.perf_counter()
+            plan.run([data.handle], [])
+            best = min(best, time.perf_counter() - start)
+            if best < 0.5e-3:
+                break
+        assert best < 1e-3, f"{best * 1e6:.0f} ns a kernel of {tasks} tasks"
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_number_of_threads_as_set(threads: int) -> None:
+    code = (
+        "from whit import Tensor, dtypes\n"
+        "from whit.runtime import pool\n"
+        "from whit.runtime.device import Device\n"
+        "x = (Tensor.arange(3_000_001, dtype=dtypes.int64) * 2).sum().item()\n"
+        "print(x, len(pool.pool().workers), Device.get('CPU').target.threads)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "NUM_CPU_THREADS": str(threads)},
+    )
+    expected = [3_000_000 * 3_000_001, threads - 1, threads]
+    assert result.stdout.split() == [str(number) for number in expected], result.stderr
+
+
+def test_a_negative_number_of_threads_is_refused() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", "from whit import Tensor; (Tensor([1]) + 1).tolist()"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "NUM_CPU_THREADS": "-3"},
+    )
+    assert result.returncode and "NUM_CPU_THREADS=-3: there is no negative number of threads" in result.stderr
