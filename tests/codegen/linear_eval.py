@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from tests.codegen.numpy_evaluator import dot
 from whit.uop import DType, Op, Ops, UOp, dtypes
 
 NUMPY = {
@@ -51,6 +53,7 @@ ALU: dict[Op, Callable[..., Any]] = {
     Ops.TRUNC: np.trunc,
     Ops.FLOOR: np.floor,
     Ops.POW: np.power,
+    **{op: partial(dot, op) for op in (Ops.DOT4, Ops.DOT4U, Ops.DOT2)},
     Ops.LDEXP: lambda x, k: np.ldexp(x, k.astype(np.int32)),
     Ops.AND: np.bitwise_and,
     Ops.OR: np.bitwise_or,

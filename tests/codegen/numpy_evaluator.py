@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from whit.uop import AxisType, DType, Ops, ParamArg, UOp, dtypes
+from whit.uop import AxisType, DType, Op, Ops, ParamArg, UOp, dtypes
 
 NUMPY = {dtypes.bool: np.bool_, dtypes.int8: np.int8, dtypes.int16: np.int16, dtypes.int32: np.int32,
          dtypes.int64: np.int64,
@@ -108,6 +108,15 @@ def operand(dtype: DType, slot: int = 0) -> UOp:
                (UOp(Ops.PARAM, dtype, (), ParamArg(slot, 1 << 20)), UOp.range(1 << 20, AxisType.LOOP, 0)))
 
 
+def dot(op: Op, x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """z plus the products of the parts, in 64 bits, wrapped: parts are cut out by views of the memory."""
+    kinds = {Ops.DOT4: (np.int8, np.int8), Ops.DOT4U: (np.uint8, np.int8), Ops.DOT2: (np.int16, np.int16)}[op]
+    low = [np.ascontiguousarray(v.astype(np.int64)).view(np.int32)[..., ::2] for v in (x, y)]
+    a, b = [np.ascontiguousarray(v).view(kind) for v, kind in zip(low, kinds, strict=True)]
+    products = a.astype(np.int64) * b.astype(np.int64)
+    return (z.astype(np.int64) + products.reshape(*x.shape, -1).sum(-1)).astype(z.dtype)
+
+
 def _apply(node: UOp, src: list[np.ndarray]) -> np.ndarray:
     op, dtype = node.op, NUMPY[node.dtype]
     if op is Ops.CONST:
@@ -124,6 +133,8 @@ def _apply(node: UOp, src: list[np.ndarray]) -> np.ndarray:
         return shifted(op, *np.broadcast_arrays(*src))
     if op in (Ops.TRUNCDIV, Ops.TRUNCMOD):
         return divided(op, *np.broadcast_arrays(*src))
+    if op in (Ops.DOT4, Ops.DOT4U, Ops.DOT2):
+        return dot(op, *np.broadcast_arrays(*src))
     if op is Ops.LDEXP:
         return np.ldexp(src[0], np.nan_to_num(src[1]).astype(np.int32)).astype(dtype)
     if op is Ops.RECIPROCAL:

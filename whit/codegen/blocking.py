@@ -21,15 +21,17 @@ from dataclasses import dataclass, replace
 
 from whit.codegen.opts import Axis, AxisTable, Opt, OptError, OptKind
 from whit.codegen.scopes import Kernel
-from whit.codegen.stages import reads_of
+from whit.codegen.stages import reads_of, source_steps
 from whit.codegen.target import Target
 from whit.helpers import ceildiv, prod, round_up
 from whit.uop import AxisType, Ops, UOp
+from whit.uop.ops import DOTS
 from whit.uop.symbolic import linear_form
 
 LEAST_WORK = 1 << 14  # multiplications below which packing does not pay
 THREAD_WORK = 1 << 18  # multiplications below which a second thread does not pay
 COPY, TURN, GATHER = 0.25, 0.4, 1.5  # cycles to pack an element: as it lies, turned around, one by one
+_PRODUCTS = frozenset({Ops.MUL, *DOTS})  # what a sum to block adds up
 LOOP, ISSUE = 3, 3.1  # instructions of a loop itself, and how many a cycle
 ROOM = 0.5  # of the second cache that a block of packed rows takes
 NEAR, FAR = 24, 8  # bytes a cycle from the second cache, and from beyond it
@@ -114,7 +116,7 @@ def _size(axis: Axis) -> int:
 
 def _steps(value: UOp) -> dict[UOp, int]:
     """Factors in the index of the read that a value is made of."""
-    return linear_form(next(u for u in value.toposort() if u.op is Ops.INDEX).src[1])[0]
+    return source_steps(value, None)
 
 
 def depends(value: UOp, axis: Axis) -> bool:
@@ -127,7 +129,7 @@ def find_product(k: Kernel) -> Product | None:
     table, target = k.table, k.target
     reduces = [node for node in table.closers if node.op is Ops.REDUCE]
     loops = table.of_type(AxisType.LOOP)
-    if len(reduces) != 1 or reduces[0].arg.op is not Ops.ADD or reduces[0].src[0].op is not Ops.MUL:
+    if len(reduces) != 1 or reduces[0].arg.op is not Ops.ADD or reduces[0].src[0].op not in _PRODUCTS:
         return None
     reduce = reduces[0]
     folds = table.of_type(AxisType.REDUCE)

@@ -12,8 +12,8 @@ from whit.codegen import transcendental
 from whit.codegen.dtype_lowering import lower_storage_floats
 from whit.codegen.target import Target
 from whit.helpers import CompileError, DeviceError
-from whit.uop.dtype import DType, dtypes
-from whit.uop.ops import ALU, Op, Ops
+from whit.uop.dtype import DType, dtypes, wrap
+from whit.uop.ops import ALU, DOTS, Op, Ops
 from whit.uop.pattern import PatternMatcher, UPat
 from whit.uop.rewrite import graph_rewrite
 from whit.uop.uop import UOp, alu
@@ -128,6 +128,23 @@ def _subtract(u: UOp, ctx: Target) -> UOp | None:
 
 def _multiply_add(u: UOp, ctx: Target) -> UOp | None:
     return None if Ops.MULACC in ctx.native else alu(Ops.ADD, alu(Ops.MUL, u.src[0], u.src[1]), u.src[2])
+
+
+def _dot(u: UOp, ctx: Target) -> UOp | None:
+    """The parts one by one: cut out, made signed, multiplied."""
+    if u.op in ctx.native and u.dtype is dtypes.int32:
+        return None
+    x, y, total = u.src
+    width = DOTS[u.op]
+    half, top = x.const_like(wrap(1 << (width - 1), u.dtype)), x.const_like(wrap((1 << width) - 1, u.dtype))
+    for at in range(0, 32, width):
+        if at >= u.dtype.bitsize and u.dtype.is_unsigned:
+            break  # narrow values are continued by their sign
+        amount = x.const_like(min(at, u.dtype.bitsize - 1))
+        a, b = [alu(Ops.SHR, v, amount) & top for v in (x, y)]
+        b = (b ^ half) - half
+        total = total + (a if u.op is Ops.DOT4U else (a ^ half) - half) * b
+    return total
 
 
 def _max_min(u: UOp, ctx: Target) -> UOp | None:
@@ -287,6 +304,7 @@ RULES = PatternMatcher([
     _on(Ops.NEG, _negate),
     _on(Ops.SUB, _subtract),
     _on(Ops.MULACC, _multiply_add),
+    _on(tuple(DOTS), _dot),
     _on((Ops.FLOORDIV, Ops.FLOORMOD), _flooring),
     _on(Ops.TRUNCMOD, _remainder),
     _on(Ops.THREEFRY, _threefry),

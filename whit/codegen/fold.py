@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from whit.uop import Op, Ops, UOp, dtypes
-from whit.uop.ops import identity
+from whit.uop.ops import DOTS, identity
 
 if TYPE_CHECKING:
     from whit.codegen.linearize import Linearizer, Region
@@ -60,7 +60,8 @@ class Fold:
         """Fold the value at every point of the tile into its accumulator."""
         lin, value = self.lin, self.node.src[0]
         product = value in lin.products
-        columns = [lin.operand(s, self.dims) for s in (value.src if product else (value,))]
+        fused = value.op if value.op in DOTS else Ops.MULACC
+        columns = [lin.operand(s, self.dims) for s in (value.src[:2] if product else (value,))]
         turn = [0] * len(self.state)
         for point, src in enumerate(zip(*columns, strict=True)):
             at = self.to_out[point]
@@ -68,15 +69,20 @@ class Fold:
             turn[at] += 1
             old = self.state[at][chain]
             if old is None:
-                self.state[at][chain] = lin.emit(Ops.MUL, src[0].dtype, src) if product else src[0]
+                self.state[at][chain] = self._first(src) if product else src[0]
                 continue
-            op, operands = (Ops.MULACC, (*src, old)) if product else (self.op, (old, *src))
+            op, operands = (fused, (*src, old)) if product else (self.op, (old, *src))
             if self.body is None:
                 self.state[at][chain] = lin.emit(op, src[0].dtype, operands)
             else:
                 self.still |= all(lin.where.get(s) is not self.body for s in src)
                 new = lin.place(self.body, op, src[0].dtype, operands)
                 lin.place(self.body, Ops.SET, dtypes.void, (old, new))
+
+    def _first(self, src: tuple[UOp, ...]) -> UOp:
+        """A product that starts a sum."""
+        op, wide = self.node.src[0].op, src[0].dtype
+        return self.lin.emit(op, wide, (*src, UOp.const(0, wide)) if op in DOTS else src)
 
     def finish(self) -> list[UOp]:
         """One value per output point, after the loop."""

@@ -17,7 +17,7 @@ from whit.codegen.access import Address, Dims, Tiles, addresses, choose_vector_a
 from whit.codegen.fold import Fold, is_loop
 from whit.codegen.target import Target
 from whit.uop import DType, Op, Ops, PyConst, UOp, dtypes
-from whit.uop.ops import COMPARE
+from whit.uop.ops import COMPARE, DOTS
 from whit.uop.symbolic import linear_form
 
 
@@ -58,19 +58,15 @@ class Linearizer:
             for s in node.src:
                 self.uses[s] = self.uses.get(s, 0) + 1
         self.order = self._order(nodes)
-        # float products that only one sum uses are not computed: they become part of that sum's MULACC
-        self.products = (
-            {
-                r.src[0]
-                for r in self.groups
-                if r.arg.op is Ops.ADD
-                and r.dtype.is_float
-                and r.src[0].op is Ops.MUL
-                and self.uses[r.src[0]] == 1
-            }
-            if Ops.MULACC in target.native
-            else set()
-        )
+        # products that only one sum uses are not computed: they become part of that sum's MULACC or DOT
+        sums = [r for r in self.groups if r.arg.op is Ops.ADD and self.uses[r.src[0]] == 1]
+        self.products = {r.src[0] for r in sums if self._joins_sum(r)}
+
+    def _joins_sum(self, r: UOp) -> bool:
+        value = r.src[0]
+        if value.op in DOTS:
+            return bool(value.src[2].op is Ops.CONST and value.src[2].arg == 0)
+        return value.op is Ops.MUL and r.dtype.is_float and Ops.MULACC in self.target.native
 
     # ---- plan: loops and the order of nodes
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from whit.codegen.crop import crop_loops
 from whit.codegen.decompose import decompose
+from whit.codegen.dots import match_signs, use_dots
 from whit.codegen.keep import keep_values
 from whit.codegen.masks import simplify_masks
 from whit.codegen.simplify import simplify_values_pass
@@ -26,14 +27,14 @@ from whit.uop.symbolic import conjunction, simplify
 # ---- before opts -------------------------------------------------------------------------------------------
 
 
-def prepare(ast: UOp) -> UOp:
+def prepare(ast: UOp, target: Target | None = None) -> UOp:
     """The kernel in the form that opts and `linearize` expect; the same kernel when it is in that form
-    already."""
+    already. With a target it uses the sums of products that this one has instructions for."""
     while True:
         separate = run_passes(ast, _PREPARE[:-1])
         shared = run_passes(separate, _PREPARE[-1:])
         if shared is separate:
-            return shared
+            return shared if target is None else run_passes(shared, _PREPARE_FOR, target)
         ast = shared  # sums over one loop may have become equal, and what contains them simpler
 
 
@@ -316,6 +317,7 @@ def _decompose(ast: UOp, target: Target) -> UOp:
 def lower_passes() -> tuple[Pass, ...]:
     """The pipeline between opts and `linearize`; each pass takes the Target as its context."""
     return (
+        Pass("match signs", match_signs, "tiled", "tiled", "products of bytes with the signs that there are"),
         Pass("keep values", keep_values, "tiled", "tiled", "what two loops compute comes from scratch"),
         Pass(
             "bind specials",
@@ -337,6 +339,7 @@ def lower_passes() -> tuple[Pass, ...]:
     )
 
 
+_PREPARE_FOR = (Pass("use dots", use_dots, "kernel", "kernel", "sums of products of small integers"),)
 _PREPARE = (
     simplify_values_pass,
     Pass("drop unit ranges", lambda u, _: drop_unit_ranges(u), "kernel", "kernel", "a RANGE of size 1 is 0"),

@@ -41,14 +41,15 @@ def generate(ast: UOp, target: Target, opts: Sequence[Opt] | None = None) -> Gen
     if SPEC:
         from whit.uop.spec import verify
         verify(ast, "kernel", "given to codegen")
-    ready = prepare(ast)
+    plain = prepare(ast)
+    ready = prepare(plain, target)
     with timed("choose opts", ready):
         chosen = tuple(opts) if opts is not None else () if NOOPT else tuple(choose(ready, target))
     with timed("apply opts", ready):
         optimised = apply(ready, chosen, target)
     linear = run_passes(optimised, _pipeline(), target)
     sizes = {u.arg.name: u.arg.size for u in linear.src if u.op is Ops.SPECIAL}
-    flops, moved = estimate(ready)
+    flops, moved = estimate(plain)
     return Generated(
         linear,
         optimised.arg.name,

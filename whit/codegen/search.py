@@ -68,7 +68,7 @@ class Search:
     def __init__(
         self, ast: UOp, target: Target, width: int, judge: Judge, hints: Iterable[Opts] = ()
     ) -> None:
-        self.ready, self.target, self.width, self.judge = prepare(ast), target, width, judge
+        self.ready, self.target, self.width, self.judge = prepare(ast, target), target, width, judge
         self.start = self.best = choose(self.ready, target)
         self.hints = tuple(hints)  # candidates to try first, such as what an older search found
         self.seen: set[UOp] = set()

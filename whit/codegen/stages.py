@@ -83,14 +83,7 @@ def stage_reads(sink: UOp, wanted: Iterable[tuple[UOp, Level]], target: Target) 
     order = sink.toposort()
     # rows of a tile that lie side by side in scratch already are the vectors of the whole kernel
     vectors = frozenset([r for u in order if u.op is Ops.STAGE for r in u.ranges if r.arg.axis.is_tile])
-    vectors = vectors or frozenset(
-        [
-            term
-            for end in sink.src
-            for term, factor in linear_form(_store_of(end).src[1])[0].items()
-            if factor == 1 and term.op is Ops.RANGE and term.arg.axis.is_tile
-        ]
-    )
+    vectors = vectors or stored_neighbours(sink)
     uid = max([u.arg.uid for u in order if u.op is Ops.RANGE], default=-1) + 1
     changes: dict[UOp, UOp] = {}
     for number, (value, level) in enumerate(wanted):
@@ -112,7 +105,7 @@ def _halves(value: UOp, level: Level, uid: int) -> dict[UOp, tuple[UOp, UOp]]:
     """Ranges that enter the source's index as r // n and r % n: each becomes a range over the blocks and one
     inside of a block, which walks through neighbours."""
     found: dict[UOp, tuple[UOp, UOp]] = {}
-    for term in _source_steps(value, Ops.FLOORMOD):
+    for term in source_steps(value, Ops.FLOORMOD):
         r, n = term.src
         if r.op is Ops.RANGE and n.op is Ops.CONST and not r.arg.axis.is_tile and level.closes(r):
             size = _size([r])
@@ -120,6 +113,18 @@ def _halves(value: UOp, level: Level, uid: int) -> dict[UOp, tuple[UOp, UOp]]:
                 pair = _range(uid, size // n.arg, r.arg.axis), _range(uid + 1, n.arg, r.arg.axis)
                 found[r], uid = pair, uid + 2
     return found
+
+
+def stored_neighbours(sink: UOp) -> frozenset[UOp]:
+    """The tile ranges along which stores write neighbours: they become the vectors."""
+    return frozenset(
+        [
+            term
+            for end in sink.src
+            for term, factor in linear_form(_store_of(end).src[1])[0].items()
+            if factor == 1 and term.op is Ops.RANGE and term.arg.axis.is_tile
+        ]
+    )
 
 
 def _store_of(end: UOp) -> UOp:
@@ -136,7 +141,7 @@ class _Layout:
 
     def __init__(self, value: UOp, level: Level, vectors: frozenset[UOp], lanes: int) -> None:
         self.value, self.lanes = value, lanes
-        steps = _source_steps(value)
+        steps = source_steps(value)
         rows = [r for r in value.ranges if level.closes(r)]
         rows.sort(key=lambda r: (r.arg.axis, r.arg.uid))
         tile = [r for r in rows if r.arg.axis.is_tile]
@@ -176,7 +181,7 @@ class _Layout:
             place = place * self._fill(self.run, room, width) + self.run
         if self.inner is not None:
             place = place * self._fill(self.inner, inner, inner) + self.inner
-        fill = simplify(_gated(self.value, conjunction(*self.masks), self.renamed))
+        fill = simplify(gated(self.value, conjunction(*self.masks), self.renamed))
         stage = UOp(Ops.STAGE, self.value.dtype, (fill, *self.fills), StageArg("local", number))
         return UOp(Ops.INDEX, self.value.dtype, (stage, simplify(place)))
 
@@ -206,13 +211,19 @@ def _range(uid: int, size: int, axis: AxisType) -> UOp:
     return UOp(Ops.RANGE, dtypes.index, (UOp.index(size),), RangeArg(uid, axis))
 
 
-def _source_steps(value: UOp, op: Op = Ops.RANGE) -> dict[UOp, int]:
-    """Factors of the ranges (or terms of another op) in the index of the read that the value is made of."""
-    read = next(u for u in value.toposort() if u.op is Ops.INDEX)
-    return {term: factor for term, factor in linear_form(read.src[1])[0].items() if term.op is op}
+def source_steps(value: UOp, op: Op | None = Ops.RANGE) -> dict[UOp, int]:
+    """Factors of the ranges (or terms of another op; None: of all terms) in the index of the read that the
+    value is made of. Of a value that packs a few neighbours they count such packs."""
+    forms = [linear_form(u.src[1]) for u in value.toposort() if u.op is Ops.INDEX]
+    terms, pack = forms[0][0], len(forms)
+    starts = sorted([start for _, start in forms])
+    packs = starts == list(range(starts[0], starts[0] + pack)) and all(other == terms for other, _ in forms)
+    if packs and all(factor % pack == 0 for factor in terms.values()):
+        terms = {term: factor // pack for term, factor in terms.items()}
+    return {term: factor for term, factor in terms.items() if op is None or term.op is op}
 
 
-def _gated(value: UOp, mask: UOp | None, renamed: dict[UOp, UOp]) -> UOp:
+def gated(value: UOp, mask: UOp | None, renamed: dict[UOp, UOp]) -> UOp:
     """The value over other ranges, with all its reads under a further mask."""
     new: dict[UOp, UOp] = dict(renamed)
     for node in value.toposort(lambda n: n in renamed):

@@ -59,7 +59,7 @@ def chosen(ast: UOp, device: str) -> Opts | None:
     target = Device.get(device).target
     text = tuning.tuned(ast, target.key)
     if text is not None:
-        opts = tuning.legal(text, prepare(ast), target)
+        opts = tuning.legal(text, prepare(ast, target), target)
         if opts is not None:
             return opts
         log(1, f"TUNED={TUNED.value}: opts {text!r} do not fit the kernel {tuning.kernel_key(ast)}")
@@ -74,7 +74,7 @@ def search(ast: UOp, device: str, width: int) -> Opts:
     from whit.runtime.device import Device
 
     target = Device.get(device).target
-    ready = prepare(ast)
+    ready = prepare(ast, target)
     base = repr_opts(choose(ready, target))
     hints: list[Opts] = []
     entry = tuning.load(ast, target.key)

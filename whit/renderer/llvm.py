@@ -11,11 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from whit.helpers import CompileError
-from whit.renderer.llvm_values import BOOL_OPS, Values, constant, memory_dtype, suffix, type_of
+from whit.renderer.llvm_values import (
+    ARM_DOTS,
+    BOOL_OPS,
+    Dots,
+    Values,
+    constant,
+    memory_dtype,
+    suffix,
+    type_of,
+    x86_dots,
+)
 from whit.uop import DType, Op, Ops, UOp
 from whit.uop.uop import variables_of
 
-
+__all__ = ["ARM_DOTS", "LLVMRenderer", "render", "x86_dots"]
 LITTLE_WORK = 1000  # instructions: less than a microsecond in any order and form
 
 
@@ -35,12 +45,13 @@ def _instructions_executed(linear: UOp) -> int:
 class LLVMRenderer(Values):
     """Renders one linear program; make a new one for each. `half`: the target converts float16 in hardware.
     `fence`: the intrinsic that makes non-temporal stores visible in order, where a machine needs one.
+    `dots`: its intrinsics for DOT ops.
 
     A kernel is `void name(void **buffers, const int64_t *variables, int64_t thread)`.
     """
 
-    def __init__(self, half: bool = True, fence: str = "") -> None:
-        super().__init__(half)
+    def __init__(self, half: bool = True, fence: str = "", dots: Dots | None = None) -> None:
+        super().__init__(half, dots)
         self.fence = fence
         self.hint = ""  # the metadata that makes a store non-temporal
         self.streamed: dict[UOp, str] = {}  # PARAM of non-temporal stores -> whether it is aligned for them
@@ -472,6 +483,6 @@ def _run_of(mask: UOp) -> tuple[int, int] | None:
     return (start, stop) if stop - start == len(on) else None
 
 
-def render(linear: UOp, name: str, half: bool = True, fence: str = "") -> str:
+def render(linear: UOp, name: str, half: bool = True, fence: str = "", dots: Dots | None = None) -> str:
     """LLVM IR text of a linear program (see `LLVMRenderer`)."""
-    return LLVMRenderer(half, fence).render(linear, name)
+    return LLVMRenderer(half, fence, dots).render(linear, name)

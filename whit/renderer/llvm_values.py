@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from whit.helpers import CompileError
 from whit.uop import DType, Op, Ops, PyConst, UOp, dtypes
 from whit.uop.dtype import FLOAT_INFO
+from whit.uop.ops import DOTS
 
 _SMALL = (dtypes.float16, dtypes.bfloat16, dtypes.fp8e4m3, dtypes.fp8e5m2)
 
@@ -85,12 +86,30 @@ def constant(value: PyConst | tuple[PyConst, ...], dtype: DType) -> str:
     return f"splat ({lane} {_lane_text(value, scalar)})"
 
 
+Dots = Mapping[Op, Mapping[int, str]]
+PMADDWD = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
+VPDPBUSD = {lanes: f"llvm.x86.avx512.vpdpbusd.{32 * lanes}" for lanes in (4, 8, 16)}
+
+
+ARM_DOTS: Dots = {
+    Ops.DOT4: {n: f"llvm.aarch64.neon.sdot.v{n}i32.v{4 * n}i8" for n in (2, 4)},
+    Ops.DOT4U: {n: f"llvm.aarch64.neon.usdot.v{n}i32.v{4 * n}i8" for n in (2, 4)},
+}  # with the features dotprod and i8mm
+
+
+def x86_dots(has_vnni: bool, vector_bytes: int) -> Dots:
+    """The intrinsics of an x86 with vectors of this size for DOT ops, with or without VNNI."""
+    lanes = [n for n in (4, 8, 16) if 4 * n <= vector_bytes]
+    found = {Ops.DOT2: {n: PMADDWD[n] for n in lanes}}
+    return {**found, Ops.DOT4U: {n: VPDPBUSD[n] for n in lanes}} if has_vnni else found
+
+
 class Values:
     """Appends instructions to `lines` and returns the names of their results. `half`: the target converts
-    float16 in hardware."""
+    float16 in hardware. `dots`: the target's intrinsics for DOT ops on vectors, by the number of lanes."""
 
-    def __init__(self, half: bool) -> None:
-        self.half = half
+    def __init__(self, half: bool, dots: Dots | None = None) -> None:
+        self.half, self.dots = half, dots or {}
         self.lines: list[str] = []
         self.declared: dict[str, str] = {}
         self.count = 0
@@ -220,6 +239,8 @@ class Values:
                 dtype,
                 [(kind, a) for a in args],
             )
+        if op in DOTS:
+            return self.dot(op, dtype, args)
         if op is Ops.SHL or op is Ops.SHR:
             return self.shift(op, dtype, args, src)
         if op in (Ops.TRUNCDIV, Ops.TRUNCMOD, Ops.FLOORDIV, Ops.FLOORMOD):
@@ -229,6 +250,32 @@ class Values:
             because="LLVM has no instruction for it",
             fix="leave it out of Target.native so that codegen decomposes it",
         )
+
+    def dot(self, op: Op, dtype: DType, args: list[str]) -> str:
+        """z plus products of the parts of x and y: by the target's instruction where there is one for so many
+        lanes, otherwise part by part."""
+        kind, count, bits = type_of(dtype), dtype.count, DOTS[op]
+        name = self.dots.get(op, {}).get(count)
+        if name is None:
+            return self.dot_parts(op, dtype, args)
+        parts = f"<{count * 32 // bits} x i{bits}>"
+        x, y = [self.emit(f"bitcast {kind} {a} to {parts}") for a in args[:2]]
+        if op is Ops.DOT2:
+            products = self.call(name, dtype, [(parts, x), (parts, y)])
+            return self.emit(f"add {kind} {products}, {args[2]}")
+        return self.call(name, dtype, [(kind, args[2]), (parts, x), (parts, y)])
+
+    def dot_parts(self, op: Op, dtype: DType, args: list[str]) -> str:
+        """Each part moved to the top and back down, which copies its sign, or not."""
+        kind, bits, (x, y, total) = type_of(dtype), DOTS[op], args
+        down = constant(32 - bits, dtype)
+        for at in range(0, 32, bits):
+            up = constant(32 - bits - at, dtype)
+            a, b = [self.emit(f"shl {kind} {v}, {up}") for v in (x, y)]
+            a = self.emit(f"{'lshr' if op is Ops.DOT4U else 'ashr'} {kind} {a}, {down}")
+            b = self.emit(f"ashr {kind} {b}, {down}")
+            total = self.emit(f"add {kind} {total}, {self.emit(f'mul {kind} {a}, {b}')}")
+        return total
 
     def shift(self, op: Op, dtype: DType, args: list[str], src: Sequence[UOp]) -> str:
         """Shifts by a negative amount or by the width and more give 0 (SHR of a signed value: the sign)."""

@@ -19,7 +19,7 @@ from whit.helpers import CompileError, DeviceError, cpu_threads, human_bytes, ro
 from whit.renderer import CPU_OPS
 from whit.runtime import elf, native, pool
 from whit.runtime.device import Buffer, Device, Launch, Plan, PlanCall, Program
-from whit.uop import Ops, UOp
+from whit.uop import Op, Ops, UOp
 
 # ---- memory ------------------------------------------------------------------------------------------------
 
@@ -235,6 +235,8 @@ def cpu_target(language: str, compiler: str) -> Target:
         ops -= {Ops.TRUNC, Ops.FLOOR}
     if wide and language == "llvm":
         ops |= {Ops.LDEXP}
+    if language == "llvm":
+        ops |= dot_ops(flags)
     threads, l1, l2 = cpu_threads(), _cache_bytes(1, 32 << 10), _cache_bytes(2, 1 << 20)
     last = _cache_bytes(3, 0) or l2 * threads
     # elsewhere than on x86 a non-temporal store is a hint of little effect
@@ -252,6 +254,23 @@ def cpu_target(language: str, compiler: str) -> Target:
         masked_memory=wide or "avx2" in flags,
         stream_bytes=stream,
     )
+
+
+def dot_ops(flags: frozenset[str]) -> frozenset[Op]:
+    """The ops for sums of products of small integers that a CPU with these features has instructions for."""
+    ops: set[Op] = set()
+    if elf.MACHINE in ("aarch64", "arm64"):
+        ops |= {Ops.DOT4} if "asimddp" in flags else set()
+        ops |= {Ops.DOT4U} if "i8mm" in flags else set()
+    elif elf.MACHINE == "x86_64":
+        ops |= {Ops.DOT2} if "avx2" in flags else set()
+        ops |= {Ops.DOT4U} if has_vnni(flags) else set()
+    return frozenset(ops)
+
+
+def has_vnni(flags: frozenset[str]) -> bool:
+    """Whether an x86 multiplies bytes and adds up four products in one instruction."""
+    return {"avx512_vnni", "avx512vl"} <= flags or "avx_vnni" in flags
 
 
 def has_half() -> bool:
@@ -380,7 +399,10 @@ class CPUDevice(Device):
         from whit.renderer import llvm
 
         fence = "llvm.x86.sse.sfence" if elf.MACHINE == "x86_64" else ""
-        return llvm.render(linear, name, half=has_half(), fence=fence)
+        dots = llvm.ARM_DOTS  # of which the target's native ops are used
+        if elf.MACHINE == "x86_64":
+            dots = llvm.x86_dots(has_vnni(native.host()[1]), self.target.vector_bytes)
+        return llvm.render(linear, name, half=has_half(), fence=fence, dots=dots)
 
     def compile(self, source: str, name: str) -> bytes:
         return (

@@ -15,12 +15,13 @@ from whit.runtime import interpreter
 from whit.runtime.device import Device, Launch, Program
 from whit.uop import ALU, Ops, UOp
 from whit.uop.dtype import dtype_of_name
+from whit.uop.ops import DOTS
 
 # MULACC is not native: a product and a sum, each rounded, are much faster to interpret than one rounding of
-# both
+# both. Nor are DOT ops: the reference multiplies what the kernel says
 TARGET = Target(key="python-1", language="python", vector_bytes=16, vector_registers=16, threads=2,
                 has_local=True,
-                local_bytes=64 << 10, max_local=64, native=ALU - {Ops.MULACC}, storage_only=())
+                local_bytes=64 << 10, max_local=64, native=ALU - {Ops.MULACC, *DOTS}, storage_only=())
 _FAULT = "this is a fault of the compiler or of a hand-written program: DEBUG=6 prints the program"
 _running = threading.RLock()  # the float32 cell of the environment is one for all
 

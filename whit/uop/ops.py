@@ -171,6 +171,21 @@ def _threefry(counter: PyConst, key: PyConst) -> PyConst:
     return x1 << 32 | x0
 
 
+def _dot(width: int, is_signed: bool) -> Callable[[PyConst, PyConst, PyConst], PyConst]:
+    """z plus the sum of products of the parts of `width` bits, in the low 32 bits, of x and y; those of y are
+    signed."""
+    half, top = 1 << (width - 1), 1 << width
+
+    def call(x: PyConst, y: PyConst, z: PyConst) -> PyConst:
+        total = int(z)
+        for at in range(0, 32, width):
+            a, b = (int(x) >> at) % top, ((int(y) >> at) + half) % top - half
+            total += (a if not is_signed or a < half else a - top) * b
+        return total
+
+    return call
+
+
 class Ops:
     """The namespace of all rows."""
 
@@ -253,6 +268,15 @@ class Ops:
     WHERE = define("WHERE", "ternary", 3, "y where the bool x holds, else z.", lambda c, a, b: a if c else b)
     MULACC = define("MULACC", "ternary", 3, "x * y + z, rounded once.", lambda a, b, c: a * b + c,
                      takes="number")
+    DOT4 = define("DOT4", "ternary", 3,
+                   "z plus the sum of four products: signed bytes of x times signed bytes of y.",
+                   _dot(8, True), takes="int", differentiable=False)
+    DOT4U = define("DOT4U", "ternary", 3,
+                    "z plus the sum of four products: unsigned bytes of x times signed bytes of y.",
+                    _dot(8, False), takes="int", differentiable=False)
+    DOT2 = define("DOT2", "ternary", 3,
+                   "z plus the sum of two products: signed halves (16 bits) of x times those of y.",
+                   _dot(16, True), takes="int", differentiable=False)
 
     # ---- casts
     CAST = define("CAST", "cast", 1, "Convert the value; float to integer truncates.")
@@ -321,6 +345,8 @@ ELEMENTWISE = frozenset(op for op in all_ops() if op.is_elementwise)
 ALU = frozenset(op for op in all_ops() if op.is_alu)
 MOVEMENT = frozenset(op for op in all_ops() if op.is_movement)
 COMPARE = frozenset(op for op in all_ops() if op.category == "compare")
+# op -> bits of a part; x and y hold 32 bits of parts
+DOTS = {Ops.DOT4: 8, Ops.DOT4U: 8, Ops.DOT2: 16}
 REDUCTIONS = (Ops.ADD, Ops.MUL, Ops.MAX, Ops.MIN)
 
 

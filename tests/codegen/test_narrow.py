@@ -1,0 +1,252 @@
+"""Products of narrow types: DOT ops, where they are used, and whole matrix products, against NumPy in 64
+bits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.codegen.linear_eval import LinearProgram
+from tests.codegen.numpy_evaluator import NUMPY, compute, dot, operand
+from tests.codegen.test_linearize import fold, loop, param, read, write
+from whit import Device, Tensor
+from whit.codegen import generate
+from whit.codegen.decompose import decompose
+from whit.codegen.lower import prepare
+from whit.codegen.target import Target
+from whit.renderer import llvm
+from whit.renderer.llvm_values import x86_dots
+from whit.uop import ALU, AxisType, DType, Op, Ops, ReduceArg, UOp, dtypes
+from whit.uop.ops import DOTS
+
+WORDS = [0, 1, -1, 0x7F7F7F7F, -0x7F7F7F80, 0x01FF807F, -0x00FF7F81, 0x7FFFFFFF, -0x80000000, 0x00FF00FF, 77]
+PLAIN = frozenset(ALU) - DOTS.keys()
+OWN = Device.get("CPU").target
+
+
+def target(*dots: Op, lanes: int = 8) -> Target:
+    return Target(
+        "narrow", "llvm", vector_bytes=4 * lanes, threads=2, native=PLAIN | {Ops.CAST, Ops.BITCAST, *dots}
+    )
+
+
+def ops_of(linear: UOp) -> set[Op]:
+    return {u.op for u in linear.toposort()}
+
+
+# ---- the ops
+
+
+def words(dtype: DType) -> list[np.ndarray]:
+    points = np.array(list(itertools.product(WORDS, WORDS, WORDS[:5])), np.int64).T
+    return [p.astype(NUMPY[dtype]) for p in points]
+
+
+@pytest.mark.parametrize("op", DOTS, ids=str)
+def test_meaning(op: Op) -> None:
+    """The table's row against views of memory as bytes and halves."""
+    assert op.meaning is not None
+    x, y, z = words(dtypes.int32)
+    expected = dot(op, x, y, z)
+    got = [op.meaning(int(a), int(b), int(c)) for a, b, c in zip(x, y, z, strict=True)]
+    assert np.array(got, np.int64).astype(np.int32).tolist() == expected.tolist()
+    assert op.meaning(0x80, 2, 5) == {Ops.DOT4: -251, Ops.DOT4U: 261, Ops.DOT2: 261}[op]
+
+
+@pytest.mark.parametrize("dtype", dtypes.ints, ids=str)
+@pytest.mark.parametrize("op", DOTS, ids=str)
+def test_decomposed(op: Op, dtype: DType) -> None:
+    x, y, z = words(dtype)
+    root = UOp(op, dtype, (operand(dtype), operand(dtype, 1), operand(dtype, 2)))
+    for native in (PLAIN, PLAIN | DOTS.keys()):
+        result = decompose(root, Target("t", "c", native=native))
+        kept = dtype is dtypes.int32 and op in native
+        assert kept == (op in {u.op for u in result.toposort()})
+        np.testing.assert_array_equal(compute(result, x, y, z), dot(op, x, y, z))
+
+
+# ---- where they are used
+
+
+def product(
+    m: int, n: int, k: int, a: DType, b: DType, turned: bool = False, out: DType = dtypes.int32
+) -> UOp:
+    """C[m, n] = sum_k A[m, k] * B[k, n], or of B[n, k]."""
+    i, j, x = loop(m, 0), loop(n, 1), fold(k, 2)
+    left = read(param(1, m * k, a), i * k + x).cast(out)
+    right = read(param(2, k * n, b), j * k + x if turned else x * n + j).cast(out)
+    total = UOp(Ops.REDUCE, out, (left * right, x), ReduceArg(Ops.ADD))
+    return UOp.sink(write(param(0, m * n, out), i * n + j, total, i, j))
+
+
+KINDS = [dtypes.int8, dtypes.uint8, dtypes.int16]
+
+
+def data(shape: tuple[int, ...], dtype: DType, seed: int) -> np.ndarray:
+    """Random values; rows of extremes among them."""
+    info = np.iinfo(NUMPY[dtype])
+    values = np.random.default_rng(seed).integers(info.min, info.max, shape, NUMPY[dtype], endpoint=True)
+    values[..., :1, :] = info.min
+    values[..., 1:2, :] = info.max
+    return values
+
+
+def exact(a: np.ndarray, b: np.ndarray, kind: Any = np.int32) -> np.ndarray:
+    return (a.astype(np.int64) @ b.astype(np.int64)).astype(kind)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("a", "b"), list(itertools.product(KINDS, KINDS)), ids=str)
+@pytest.mark.parametrize("native", [(Ops.DOT4,), (Ops.DOT4U,), (Ops.DOT2,), (Ops.DOT4, Ops.DOT4U, Ops.DOT2)])
+def test_every_machine(native: tuple[Op, ...], a: DType, b: DType, turned: bool) -> None:
+    """Programs for machines with these ops, run by an evaluator in NumPy."""
+    m, n, k = (19, 45, 26)
+    machine = target(*native)
+    linear = generate(product(m, n, k, a, b, turned), machine).linear
+    signs = {a, b}
+    has_op = Ops.DOT2 in native or (dtypes.int16 not in signs and signs != {dtypes.uint8})
+    assert (not ops_of(linear).isdisjoint(DOTS)) == has_op
+    assert ops_of(linear) & DOTS.keys() <= set(native)
+    x, y = data((m, k), a, 1), data((k, n), b, 2)
+    out = np.zeros(m * n, np.int32)
+    LinearProgram(linear)([out, x.reshape(-1), np.ascontiguousarray(y.T if turned else y).reshape(-1)])
+    np.testing.assert_array_equal(out.reshape(m, n), exact(x, y))
+
+
+def test_left_alone() -> None:
+    """Kernels that DOT ops are no use for, or would compute something else in."""
+    machine = target(*DOTS)
+    i8 = dtypes.int8
+    for kernel in (
+        product(3, 64, 256, i8, i8),  # three rows: nothing to pack for
+        product(8, 8, 8, i8, i8),  # little work
+        product(32, 32, 3, i8, i8),  # a sum of three
+        product(32, 32, 64, i8, i8, out=dtypes.int64),  # does not wrap at 32 bits
+        product(32, 32, 64, dtypes.int32, i8),
+        product(32, 32, 64, dtypes.uint16, i8),
+        product(32, 32, 64, i8, i8, out=dtypes.float32),
+    ):
+        assert prepare(kernel, machine) is prepare(kernel)
+    used = prepare(product(32, 32, 64, i8, i8), machine)
+    assert Ops.DOT4 in ops_of(used) and prepare(used, machine) is used
+    assert prepare(product(32, 32, 64, i8, i8), target()) is prepare(product(32, 32, 64, i8, i8))
+    assert prepare(product(32, 32, 64, i8, i8), machine._replace(vector_bytes=0)).op is Ops.SINK
+
+
+# ---- on this machine
+
+
+SHAPES = [(64, 64, 64), (37, 61, 53), (16, 130, 5), (130, 16, 1030), (5, 64, 200)]
+
+
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_int_matmul(m: int, n: int, k: int) -> None:
+    for a, b in [(np.int8, np.int8), (np.uint8, np.int8), (np.int8, np.uint8), (np.uint8, np.uint8)]:
+        x, y = (
+            data(s, dtypes.int8 if t is np.int8 else dtypes.uint8, n) for s, t in (((m, k), a), ((k, n), b))
+        )
+        got = Tensor(x).cast("int32").matmul(Tensor(y).cast("int32"))
+        np.testing.assert_array_equal(got.numpy(), exact(x, y), err_msg=f"{a} {b}")
+    x, y = data((m, k), dtypes.int16, 1), data((k, n), dtypes.int16, 2)
+    np.testing.assert_array_equal(Tensor(x).matmul(Tensor(y), dtype="int32").numpy(), exact(x, y))
+
+
+def test_kept_types_and_orders() -> None:
+    """Sums that wrap in 8 bits, transposed and batched operands, an epilogue, and int8 made on the way."""
+    x, y = data((3, 40, 72), dtypes.int8, 1), data((3, 72, 50), dtypes.int8, 2)
+    p, q = Tensor(x), Tensor(y)
+    np.testing.assert_array_equal((p @ q).numpy(), exact(x, y, np.int8))
+    wide = exact(x, y)
+    np.testing.assert_array_equal(p.matmul(q, dtype="int32").numpy(), wide)
+    turned = [Tensor(np.ascontiguousarray(v.swapaxes(1, 2))).transpose(1, 2) for v in (x, y)]
+    for left, right in [(p, turned[1]), (turned[0], q), (turned[0], turned[1])]:
+        np.testing.assert_array_equal(left.matmul(right, dtype="int32").numpy(), wide)
+    relu = (p.matmul(q, dtype="int32").maximum(0) + 3).cast("float32") * 0.5
+    np.testing.assert_array_equal(relu.numpy(), ((np.maximum(wide, 0) + 3) * 0.5).astype(np.float32))
+    made = (Tensor(x[0].astype(np.float32) * 2) * 0.5).cast("int8")
+    np.testing.assert_array_equal(made.matmul(q[0], dtype="int32").numpy(), wide[0])
+
+
+def test_int8_convolution() -> None:
+    x, w = data((2, 8, 14, 14), dtypes.int8, 1), data((12, 8, 3, 3), dtypes.int8, 2)
+    got = Tensor(x).cast("int32").conv2d(Tensor(w).cast("int32"), padding=1).numpy()
+    padded = np.pad(x.astype(np.int64), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
+    expected = np.einsum("bchwij,ocij->bohw", windows, w.astype(np.int64))
+    np.testing.assert_array_equal(got, expected)
+
+
+ROUNDED: list[tuple[str, Any, float]] = [
+    ("bfloat16", ml_dtypes.bfloat16, 2**-8),
+    ("float16", np.float16, 2**-11),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "half_step"), ROUNDED)
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 96, 80), (37, 61, 1030), (4, 70, 300)])
+def test_half_matmul(name: str, kind: Any, half_step: float, m: int, n: int, k: int) -> None:
+    """Added up in float32 and rounded once: within half a step of the exact result and float32's own error."""
+    rng = np.random.default_rng(k)
+    x, y = rng.standard_normal((m, k)).astype(kind), rng.standard_normal((k, n)).astype(kind)
+    got = (Tensor(x) @ Tensor(y)).float().numpy()
+    exactly = x.astype(np.float64) @ y.astype(np.float64)
+    room = np.abs(x.astype(np.float64)) @ np.abs(y.astype(np.float64)) * 2**-22
+    assert (np.abs(got - exactly) <= np.abs(exactly) * half_step * 1.01 + room).all()
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("op", DOTS, ids=str)
+def test_llvm(op: Op, lanes: int) -> None:
+    """Each op as this machine's compiler makes it, with and without an instruction of its own."""
+    from tests.renderer.test_ops import several
+
+    x, y, z = (np.resize(v, 640) for v in words(dtypes.int32))
+    got = several("CPU", [op], dtypes.int32, dtypes.int32, (x, y, z), lanes)[0]
+    np.testing.assert_array_equal(got, dot(op, x, y, z))
+
+
+# ---- on machines elsewhere
+
+
+def assembly(linear: UOp, triple: str, cpu: str, dots: Any = None) -> str:
+    import llvmlite.binding as binding
+
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    module = binding.parse_assembly(llvm.render(linear, "f", dots=dots))
+    module.triple = triple
+    machine = binding.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=2)
+    return str(machine.emit_assembly(module))
+
+
+ELSEWHERE: list[tuple[str, str, tuple[Op, ...], int, Callable[[], Any], str]] = [
+    ("aarch64-unknown-linux-gnu", "neoverse-n1", (Ops.DOT4,), 4, lambda: llvm.ARM_DOTS, "sdot"),
+    ("aarch64-unknown-linux-gnu", "neoverse-v1", (Ops.DOT4, Ops.DOT4U), 4, lambda: llvm.ARM_DOTS, "sdot"),
+    ("x86_64-unknown-linux-gnu", "haswell", (Ops.DOT2,), 8, lambda: x86_dots(False, 32), "vpmaddwd"),
+    ("x86_64-unknown-linux-gnu", "skylake-avx512", (Ops.DOT2,), 16, lambda: x86_dots(False, 64), "vpmaddwd"),
+    ("x86_64-unknown-linux-gnu", "alderlake", (Ops.DOT4U,), 8, lambda: x86_dots(True, 32), "vpdpbusd"),
+    ("x86_64-unknown-linux-gnu", "icelake-server", (Ops.DOT4U,), 16, lambda: x86_dots(True, 64), "vpdpbusd"),
+]
+
+
+@pytest.mark.parametrize(("triple", "cpu", "native", "lanes", "dots", "instruction"), ELSEWHERE)
+def test_compiles_elsewhere(
+    triple: str, cpu: str, native: tuple[Op, ...], lanes: int, dots: Callable[[], Any], instruction: str
+) -> None:
+    for a in (dtypes.int8, dtypes.uint8):
+        linear = generate(product(64, 64, 64, a, dtypes.int8), target(*native, lanes=lanes)).linear
+        wanted = "usdot" if a is dtypes.uint8 and cpu == "neoverse-v1" else instruction
+        assert assembly(linear, triple, cpu, dots()).count(wanted) >= 4, f"{cpu} {a}"
+
+
+@pytest.mark.skipif(OWN.native.isdisjoint(DOTS), reason="this machine has no such instruction")
+def test_used_here() -> None:
+    generated = generate(product(128, 128, 128, dtypes.int8, dtypes.int8), OWN)
+    tile = [o for o in generated.opts if o.kind.name in ("UPCAST", "STAGE")]
+    assert len(tile) >= 3 and not ops_of(generated.linear).isdisjoint(DOTS)
+    assert all(u.arg.axis is not AxisType.UNROLL for u in generated.linear.toposort() if u.op is Ops.RANGE)
