@@ -13,7 +13,7 @@ from whit.schedule.movement import contiguous_view, memory_of, stripped
 from whit.schedule.order import dependencies, execution_order, misaligned_stores, versions_to_copy
 from whit.uop import DType, Ops, UOp, dtypes
 from whit.uop.rewrite import rebuild, timed
-from whit.uop.uop import uops_in, variables_of
+from whit.uop.uop import alu, uops_in, variables_of
 
 
 class Slot(NamedTuple):
@@ -252,7 +252,8 @@ def _crop_reductions(root: UOp) -> UOp:
 
 def _split_large_reductions(root: UOp) -> UOp:
     """A long reduction to a few elements becomes two, so that threads can share the first:
-    reduce (n,) -> reduce (parts, n / parts) over its last axis, written to memory, then over the parts."""
+    reduce (n,) -> reduce (parts, n / parts) over its last axis, written to memory, then over the parts. Of a
+    length that nothing divides the last few elements are folded in at the end."""
 
     def split(old: UOp, new: UOp) -> UOp:
         if old.op is not Ops.REDUCE or not all([isinstance(s, int) for s in old.src[0].shape]):
@@ -263,15 +264,26 @@ def _split_large_reductions(root: UOp) -> UOp:
             return new
         axis = next((a for a in axes if _parts(source.shape[a])), None)
         if axis is None:
+            axis = max(axes, key=lambda a: source.shape[a])
+        size = source.shape[axis]
+        parts = _parts(size) or (PARTS if size >= 2 * PARTS else 0)
+        if not parts:
             return new
-        parts = _parts(source.shape[axis])
-        shape = (*source.shape[:axis], parts, source.shape[axis] // parts, *source.shape[axis + 1 :])
+        whole, last = (
+            source.shrink(tuple([limits if a == axis else (0, n) for a, n in enumerate(source.shape)]))
+            for limits in ((0, size // parts * parts), (size // parts * parts, size))
+        )
+        shape = (*source.shape[:axis], parts, size // parts, *source.shape[axis + 1 :])
         inner = tuple([a + (a >= axis) for a in axes if a != axis] + [axis + 1])
         kept_before = sum(1 for a in range(axis) if a not in axes)
-        partial = source.reshape(shape).reduce(old.arg.op, tuple(sorted(inner))).contiguous()
-        return partial.reduce(old.arg.op, (kept_before,))
+        partial = whole.reshape(shape).reduce(old.arg.op, tuple(sorted(inner))).contiguous()
+        result = partial.reduce(old.arg.op, (kept_before,))
+        return result if size % parts == 0 else alu(old.arg.op, result, last.reduce(old.arg.op, axes))
 
     return rebuild(root, split)
+
+
+PARTS = 32  # of a length that has no good divisor
 
 
 def _parts(size: Any) -> int:
