@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from whit.codegen.target import Target
-from whit.uop import AxisType, Op, Ops, ParamArg, ReduceArg, UOp, dtypes
+from whit.uop import AxisType, Op, Ops, ParamArg, ReduceArg, StageArg, UOp, dtypes
 
 AVX512 = Target("test-avx512", "llvm", vector_bytes=64, vector_registers=32, threads=2)
 SSE = Target("test-sse", "llvm", vector_bytes=16, vector_registers=16, threads=4)
@@ -93,6 +93,19 @@ def softmax(m: int, n: int) -> UOp:
     total = fold(Ops.ADD, ((read(x, i * n + l) - most) * 1.4427).alu(Ops.EXP2), l)
     value = ((read(x, i * n + j) - most) * 1.4427).alu(Ops.EXP2) * total.alu(Ops.RECIPROCAL)
     return UOp.sink(store(param(0, m * n), i * n + j, value, i, j))
+
+
+def kept_softmax(m: int, n: int) -> UOp:
+    """A softmax whose exponentials are kept in scratch, filled once for every row."""
+    i, j = loops(m, n)
+    k, l, t = folds(2, n, n, n)
+    x = param(1, m * n)
+    most = fold(Ops.MAX, read(x, i * n + k), k)
+    value = ((read(x, i * n + t) - most) * 1.4427).alu(Ops.EXP2)
+    kept = UOp(Ops.STAGE, F32, (value, t), StageArg("local", 0))
+    total = fold(Ops.ADD, UOp(Ops.INDEX, F32, (kept, l)), l)
+    result = UOp(Ops.INDEX, F32, (kept, j)) * total.alu(Ops.RECIPROCAL)
+    return UOp.sink(store(param(0, m * n), i * n + j, result, i, j))
 
 
 def conv(n: int, ci: int, co: int, h: int, w: int, kh: int, kw: int) -> UOp:
@@ -210,6 +223,7 @@ KERNELS: dict[str, Callable[[], UOp]] = {
     "column_sum": lambda: column_sum(5, 6),
     "full_sum": lambda: full_sum(24),
     "softmax": lambda: softmax(4, 6),
+    "kept_softmax": lambda: kept_softmax(4, 9),
     "conv": lambda: conv(2, 2, 3, 5, 6, 3, 2),
     "conv_dw": lambda: conv_weight_gradient(2, 2, 2, 5, 4, 2, 3),
     "conv_dx": lambda: conv_input_gradient(1, 2, 2, 4, 5, 2, 3),

@@ -23,6 +23,7 @@ from tests.codegen.opts_kernels import (
     fold,
     folds,
     full_sum,
+    kept_softmax,
     loops,
     matmul,
     outputs,
@@ -33,13 +34,11 @@ from tests.codegen.opts_kernels import (
     store,
     two_stores,
 )
-from whit import Tensor
 from whit.codegen.opts import parse_opts
 from whit.engine import beam, trial, tuning, workers
 from whit.engine.trial import Compiled, Runner, compile_candidate
 from whit.helpers import Context, DeviceError
 from whit.runtime.device import Device
-from whit.schedule import schedule
 from whit.uop import Ops, UOp, dtypes
 
 ROOT = Path(__file__).parents[2]
@@ -195,14 +194,6 @@ def test_a_kernel_that_cannot_run_at_all(pool: workers.Pool) -> None:
 # ---- the reference -----------------------------------------------------------------------------------------
 
 
-def staged_softmax(m: int, n: int) -> UOp:
-    """One that keeps its exponentials in scratch."""
-    plan, _, _ = schedule([Tensor.zeros(m, n).contiguous().realize().softmax(1).contiguous().uop])
-    (call,) = plan.calls
-    assert call.ast is not None and any(u.op is Ops.STAGE for u in call.ast.toposort())
-    return call.ast
-
-
 def test_sampled_kernels_compute_the_same_at_fewer_places() -> None:
     """The sample and its marks against NumPy, for outputs with gaps between the sampled places."""
     for ast in (
@@ -211,7 +202,7 @@ def test_sampled_kernels_compute_the_same_at_fewer_places() -> None:
         conv(1, 3, 17, 18, 19, 3, 3),
         two_stores(33, 34),
         row_sum(99, 50),
-        staged_softmax(40, 50),
+        kept_softmax(40, 50),
     ):
         total = trial.work_of(ast)
         fewer, marks = trial.sampled(ast, total // 20), trial.marking(trial.sampled(ast, total // 20))

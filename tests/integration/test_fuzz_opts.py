@@ -13,15 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.codegen.opts_kernels import kept_softmax
 from tests.integration import opts_fuzz
 from tests.integration.opts_fuzz import PROGRAMS, Subject, check, kernel, random_opts
-from whit.codegen.opts import AxisTable, Opt, OptError, OptKind
+from whit.codegen.opts import AxisTable, Opt, OptError, OptKind, parse_opts
 from whit.engine.trial import Compiled, compile_candidate
 from whit.repro import main
 from whit.runtime import native
 from whit.runtime.device import Device
 from whit.runtime.elf import MACHINE
 from whit.uop import AxisType, Ops, ParamArg, ReduceArg, UOp, dtypes
+from whit.uop.text import parse
 
 ELF_X86 = MACHINE == "x86_64" and "avx2" in native.host()[1]
 CLANG = pytest.param(
@@ -31,14 +33,40 @@ CLANG = pytest.param(
         reason="no clang",
     ),
 )
-# seeds that once found a bug: stores behind a single lane; scratch of narrow floats; copies of sums; sums of
-# everything in steps; merged axes that were padded between
-FOUND = [12, 28, 1023, 1155, 1524, 1664, 1746, 1846, 4074, 4077]
+FOUND = sorted((Path(__file__).parent / "found_opts").glob("*.txt"))
 
 
-@pytest.mark.parametrize("seed", FOUND)
-def test_seeds_that_found_bugs(seed: int) -> None:
-    check(seed, ["CPU"], times=2)
+@pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
+def test_what_once_was_wrong_is_right_or_refused(path: Path) -> None:
+    """Each file says why it is there, and has opts and a kernel as the fuzzer prints them."""
+    why, opts, text = path.read_text().split("\n", 2)
+    assert why.startswith("# ") and opts.startswith("# opts: ")
+    subject = Subject(parse(text), 0)
+    for device in ("CPU", "PYTHON"):
+        error = opts_fuzz.failure(subject, device, parse_opts(opts.removeprefix("# opts: ")))
+        assert error is None, error
+
+
+def test_padding_inside_of_the_axis_that_fills_scratch_is_refused() -> None:
+    """The readers of scratch count its elements by the unpadded sizes."""
+    ast = kept_softmax(5, 37)
+    fill = next(u for u in ast.toposort() if u.op is Ops.STAGE).src[1].arg.uid
+    subject = Subject(ast, 0)
+    for text in (
+        "",
+        "UNROLL axis {0} by 2",
+        "SPLIT axis {0} by 2",
+        "SPLIT axis {0} by 2, PADTO axis {0} to 4",
+    ):
+        opts = [Opt(OptKind.PADTO, fill, 2), *parse_opts(text.format(fill))]
+        subject.run("CPU", opts)
+        table = AxisTable.of(subject.ready, Device.get("CPU").target)
+        for opt in opts:
+            table.apply(opt)
+        inner = max(table.axes)
+        if "SPLIT" in text:
+            with pytest.raises(OptError, match="order is fixed"):
+                table.apply(Opt(OptKind.PADTO, inner, 4))
 
 
 @pytest.mark.parametrize("start", range(0, 100, 20))

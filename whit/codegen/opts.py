@@ -403,7 +403,7 @@ class AxisTable:
                 because=f"size {size} would become {wanted}, mostly waste",
                 fix="use a smaller multiple",
             )
-        if any(node.op is Ops.STAGE and node.src[1] not in axis.roots for node in axis.owners):
+        if any(node.op is Ops.STAGE and not self._counts_blocks(axis, node.src[1]) for node in axis.owners):
             raise OptError(
                 f"{opt}",
                 because="the axis fills the inner part of scratch, whose order is fixed",
@@ -413,6 +413,13 @@ class AxisTable:
         axis.made_of = ("pad", padded, None, 1)
         self.pads.append((axis, size))
         self.axes[axis.number] = padded
+
+    def _counts_blocks(self, axis: Axis, root: UOp) -> bool:
+        """Whether an axis is a RANGE of the unoptimised kernel, or the outermost part of it."""
+        part = self.roots[root]
+        while part is not axis and part.made_of is not None:
+            part = part.made_of[1]
+        return part is axis
 
     def _stage(self, opt: Opt, axis: Axis) -> None:
         self.reads = self.reads or reads_of(self.ast)
@@ -581,8 +588,8 @@ class _Builder:
         return sorted(found, key=lambda r: (r.arg.axis, r.arg.uid))
 
     def filling(self, roots: Sequence[UOp]) -> list[UOp]:
-        """The RANGEs that fill scratch, so that the number of an element stays what it was: the mixed radix of the
-        roots, outermost first."""
+        """The RANGEs that fill scratch, so that the number of an element stays what it was: the mixed radix
+        of roots, outermost first."""
         return [
             leaf
             for root in roots
