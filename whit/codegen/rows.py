@@ -63,13 +63,13 @@ def turn_rows(k: Kernel, root: UOp) -> None:
 
 
 def _row_axis(k: Kernel) -> UOp | None:
-    """The innermost loop around all the scratch, if products fill or read it: it becomes the vector."""
+    """The innermost loop around scratch, if products fill or read it: it becomes the vector."""
     order = k.table.ast.toposort()
     stages = [u for u in order if u.op is Ops.STAGE]
     if not stages:
         return None
-    shared = frozenset.intersection(*[stage.ranges for stage in stages])
-    loops = [r for r in shared if r.arg.axis is AxisType.LOOP and k.is_static(r.arg.uid)]
+    around: frozenset[UOp] = frozenset().union(*[stage.ranges for stage in stages])
+    loops = [r for r in around if r.arg.axis is AxisType.LOOP and k.is_static(r.arg.uid)]
     row = max(loops, key=lambda r: int(r.arg.uid), default=None)
     if row is None or not any(
         u.op is Ops.REDUCE and u.src[0].op is Ops.MUL and _column(u, row.arg.uid) is not None for u in order

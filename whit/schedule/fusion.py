@@ -67,16 +67,11 @@ MASKED = 0.6
 UNTILED = 0.15  # what a contraction loses beside other loops of one kernel, as a share of its cost
 # a value with this many times the elements that it is made of had better not lie in memory: moving its
 # elements counts as much more as it is larger
-EXPANSION, EXPANSION_OF_PRODUCT, PRESSURE = 1.5, 0.9, 4.0
+EXPANSION, PRESSURE = 1.5, 4.0
+EXPANSION_OF_SHORT = 0.2  # the same of products up to half as long as the longest
 LONGEST = 256  # a longer product is better off with blocks of its own
 ROWS = 32  # of a tile: what all of them read is read again for the next
 STREAM = 1 << 20  # bytes that are read again from a near cache
-# share of a value that is computed where a mask of positions, such as the causal one, cuts loops short
-MASKED = 0.6
-UNTILED = 0.15  # what a contraction loses beside other loops of one kernel, as a share of its cost
-# a value with this many times the elements that it is made of had better not lie in memory: moving its
-# elements counts as much more
-EXPANSION, PRESSURE = 1.5, 6.0
 
 
 class Stage(NamedTuple):
@@ -280,9 +275,6 @@ def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
         made_of[node] = frozenset().union(*[made_of[s] for s in node.src])
         result.below[node] = frozenset().union(*[below[s] for s in node.src])
         size = count(node)
-        ratio = size / max(1.0, sum([count(s) for s in made_of[node]]))
-        if ratio > EXPANSION:
-            result.expansions[node] = ratio
         if node.op is Ops.REDUCE and count(node.src[0]) > REUSE * max(1.0, read[node]):
             result.contractions.add(node)
         longest = [result.products[s] for s in node.src if s in result.products and s not in forced]
@@ -290,6 +282,10 @@ def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
             longest.append(count(node.src[0]) / max(1.0, size))
         if longest:
             result.products[node] = max(longest)
+        ratio = size / max(1.0, sum([count(s) for s in made_of[node]]))
+        short = 0.0 < result.products.get(node, 0.0) <= LONGEST / 2
+        if ratio > (EXPANSION_OF_SHORT if short else EXPANSION):
+            result.expansions[node] = ratio
         cost, ops, reads = _own_cost(node, seen)
         result.cost[node], result.ops[node], result.reads[node] = cost, ops, reads
         if (
@@ -564,6 +560,8 @@ def _put_in_scratch(node: UOp, places: dict[tuple[int, Place], Home], costs: Cos
     size, cost = max(1.0, count(node)), costs.whole(node)
     if (not costs.reads[node] and cost < CHEAP) or _is_conversion(node):
         return False
+    if costs.products.get(node, 0.0) > LONGEST:
+        return False
     # what a contraction is made of is packed by codegen; a contraction has a tile of its own, so it stands in
     # the scratch of another one (attention's scores), not of a few cheap steps
     has, feeds = node in costs.products, node in costs.feeds_product
@@ -574,8 +572,8 @@ def _put_in_scratch(node: UOp, places: dict[tuple[int, Place], Home], costs: Cos
         wanted.setdefault(number, []).append(place)
     by_home = {id(home): home for home in places.values()}
     move = NEAR if size * node.dtype.itemsize < NEAR_BYTES else FAR
-    if move == FAR:
-        move *= 1.0 + PRESSURE * costs.expansions.get(node, 0.0)
+    if move == FAR and node in costs.expansions:
+        move *= 1.0 + PRESSURE * max(1.0, costs.expansions[node])
     memory = size * (cost + move * (1 + len(wanted))) + LAUNCH
     filling = cost * (MASKED if _is_masked(node, costs) else 1.0)
     filling = filling * (1.0 + UNTILED * (node in costs.products)) + 2 * SCRATCH_MOVE
