@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from whit.helpers import all_int, prod
+from whit.helpers import all_int, log, prod
 from whit.schedule.movement import (
     ZERO,
     Place,
@@ -383,6 +383,7 @@ def decide(root: UOp, outputs: dict[UOp, str]) -> Fusion:
                 host.hoist(place)
                 host.guests.append((node, place))
                 fusion.hosts[node] = host
+                log(3, f"fusion: {op.name} {node.shape} is stored by the kernel of {host.value.op.name}")
                 places = {(id(host), place): host}
             reason = _why_realize(node, places, costs)
             assert reason is None or host is None, "a guest is computed once"
@@ -391,6 +392,7 @@ def decide(root: UOp, outputs: dict[UOp, str]) -> Fusion:
             if joined is not None:
                 joined.guests.append((node, joined.place))
                 fusion.hosts[node] = joined
+                log(3, f"fusion: {op.name} {node.shape} shares the kernel of {joined.value.op.name}")
                 places = {(id(joined), joined.place): joined}
             else:
                 home = fusion.homes[node] = Home(node, reason)
@@ -603,6 +605,8 @@ def _put_in_scratch(node: UOp, places: dict[tuple[int, Place], Home], costs: Cos
     for home, axes in staged:
         home.hoist(_outer(wanted[id(home)][0], axes))
         home.stage(node, axes, wanted[id(home)])
+        each = f"cost {total / size:.4g} an element, {memory / size:.4g} in memory, {again / size:.4g} again"
+        log(3, f"fusion: {node.op.name} {node.shape} in scratch of {home.value.op.name}, axes {axes}: {each}")
     return True
 
 
@@ -610,7 +614,7 @@ _KEEP_MASKS = (Ops.MUL, Ops.CAST, Ops.NEG, Ops.SUB, Ops.EXP2)
 
 
 def _is_conversion(node: UOp) -> bool:
-    """Whether the value is memory in another type: codegen packs it, with the layout that the product wants."""
+    """Whether the value is memory in another type: codegen packs it, with the layout that a product wants."""
     while node.op is Ops.CAST or node.op in _VIEWS:
         node = node.src[0]
     return node.op is Ops.BUFFER or node.op is Ops.AFTER
@@ -687,7 +691,9 @@ def _spoils_tile(node: UOp, places: dict[tuple[int, Place], Home], costs: Costs)
             continue
         if any(loop in home.enclosing for loop in loops):
             return "a contraction in loops of a sum"
-        if any(other in costs.contractions and other is not node for other, _ in home.reduces):
+        # values that were joined share their scratch, not a tile
+        several = any(other in costs.contractions and other is not node for other, _ in home.reduces)
+        if several and not home.guests:
             return "a second contraction"
     return None
 
