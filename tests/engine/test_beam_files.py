@@ -64,6 +64,11 @@ def test_what_is_exported_can_be_imported(tmp_path: Path) -> None:
             assert beam.known(AST, HERE) is None  # a wider search is due
         with Context(BEAM=2, NOOPT=1):
             assert beam.known(AST, HERE) is None
+        with Context(BEAM=-7):  # a beam of one
+            assert beam.known(AST, HERE) == ENTRY.opts
+        tuning.save(ENTRY._replace(width=1000))
+        with Context(BEAM=10**9):
+            assert beam.known(AST, HERE) == ENTRY.opts
 
 
 def test_a_tuning_file_is_lines_of_json(tmp_path: Path) -> None:

@@ -43,9 +43,14 @@ def known(ast: UOp, target: str) -> str | None:
     text = tuning.tuned(ast, target)
     if text is None and BEAM:
         entry = tuning.load(ast, target)
-        if entry is not None and entry.complete and entry.width >= BEAM.value:
+        if entry is not None and entry.complete and entry.width >= beam_width(BEAM.value):
             return entry.opts
     return text
+
+
+def beam_width(asked: int) -> int:
+    """A width that makes sense: 1 to 1000."""
+    return min(max(asked, 1), 1000)
 
 
 def chosen(ast: UOp, device: str) -> Opts | None:
@@ -73,7 +78,7 @@ def search(ast: UOp, device: str, width: int) -> Opts:
     from whit.codegen.lower import prepare
     from whit.runtime.device import Device
 
-    target = Device.get(device).target
+    target, width = Device.get(device).target, beam_width(width)
     ready = prepare(ast, target)
     base = repr_opts(choose(ready, target))
     hints: list[Opts] = []
