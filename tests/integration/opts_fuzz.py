@@ -443,7 +443,7 @@ class Subject:
     """A kernel with contents of its buffers, what NumPy says it writes, and a Runner for every device."""
 
     def __init__(self, ast: UOp, seed: int) -> None:
-        self.ast, self.ready = ast, prepare(ast)
+        self.ast = ast
         self.params = {u.arg.slot: u for u in ast.toposort() if u.op is Ops.PARAM}
         r = random.Random(seed)
         self.variables = {v.arg.name: r.choice([v.arg.min, v.arg.max, r.randint(v.arg.min, v.arg.max)])
@@ -558,8 +558,8 @@ def report(subject: Subject, device: str, opts: tuple[Opt, ...], where: str) -> 
 def _chosen(subject: Subject, target: Target, r: Numbers) -> tuple[Opt, ...]:
     """Random opts, or sometimes what the heuristics choose."""
     if r.random() < 0.15:
-        return tuple(choose(subject.ready, target))
-    return random_opts(subject.ready, target, r)
+        return tuple(choose(prepare(subject.ast, target), target))
+    return random_opts(prepare(subject.ast, target), target, r)
 
 
 def check(seed: int, devices: Sequence[str], times: int = 1) -> None:
