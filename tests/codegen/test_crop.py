@@ -346,3 +346,53 @@ def test_random_masks(data: st.DataObject) -> None:
     out = np.full(out_size, np.nan, np.float32)
     iterations(lowered(ast, ", ".join(opts)), out, x.ravel())
     np.testing.assert_allclose(out.reshape(wanted.shape), wanted, rtol=1e-4, atol=1e-5)
+
+
+def exponentials(n: int, wide: int) -> UOp:
+    """sum_k exp2(s[k] - max s) * v[k] of row i, where scores of -inf are the only mask; both in scratch."""
+    (i,) = loops(n)
+    k, m, s, e = *folds(1, wide, wide), *folds(3, wide, wide)
+    masked = number(s).alu(Ops.CMPLE, number(i))
+    score = masked.where(read(param(1, n * wide), i * wide + s), UOp.const(-INF, f32))
+    scores = UOp(Ops.STAGE, f32, (score, s), StageArg("local", 0))
+    most = fold(Ops.MAX, read(scores, m), m)
+    weights = UOp(Ops.STAGE, f32, ((read(scores, e) - most).alu(Ops.EXP2), e), StageArg("local", 1))
+    total = fold(Ops.ADD, read(weights, k) * read(param(2, wide), k), k)
+    return UOp.sink(store(param(0, n), i, total, i))
+
+
+@pytest.mark.parametrize(
+    "opts",
+    [
+        "",
+        "UPCAST axis 0 by 4",
+        "UNROLL axis 1 by 4, UNROLL axis 3 by 2",
+        "SPLIT axis 3 by 8, UNROLL axis 4 by 4, UPCAST axis 0 by 2",
+        "PADTO axis 3 to 5, SPLIT axis 3 by 5, PADTO axis 1 to 7, UNROLL axis 1 by 7",
+    ],
+)
+def test_masks_are_seen_through_scratch(opts: str) -> None:
+    """What is -inf where it is stored adds nothing where it is read: all four loops stop at the diagonal."""
+    n, wide = 8, 16
+    ast = lowered(exponentials(n, wide), opts)
+    rng = np.random.default_rng(9)
+    x, v = rng.normal(size=(n, wide)).astype(np.float32), rng.normal(size=wide).astype(np.float32)
+    out = np.zeros(n, np.float32)
+    iterations(ast, out, x.ravel(), v)
+    scores = np.where(np.tril(np.ones((n, wide))) > 0, x.astype(np.float64), -INF)
+    wanted = np.exp2(scores - scores.max(1, keepdims=True)) @ v
+    np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-6)
+    if "PADTO" not in opts:
+        whole = {size.arg for size in sizes(ast).values() if size.op is Ops.CONST}
+        assert max(whole) <= 8, "a loop over all 16 columns is left"
+
+
+def test_bad_scores_stay_in_their_rows() -> None:
+    """A NaN or infinity that a row sees makes its sum NaN, and no other row's."""
+    n, wide = 8, 8
+    ast = lowered(exponentials(n, wide))
+    x = np.random.default_rng(10).normal(size=(n, wide)).astype(np.float32)
+    x[3, 2], x[5, 1], x[6, 7] = np.nan, np.inf, np.nan  # the last one is masked off
+    out = np.zeros(n, np.float32)
+    iterations(ast, out, x.ravel(), np.ones(wide, np.float32))
+    assert np.isnan(out).tolist() == [False, False, False, True, False, True, False, False]
