@@ -34,6 +34,12 @@ class _Loop:
     counter: UOp
     size: int
 
+    def is_dear(self) -> bool:
+        """Whether something is computed in each iteration that takes more than one instruction."""
+        ranges = frozenset(self.ranges)
+        body = self.root.toposort(lambda n: n.ranges.isdisjoint(ranges))
+        return any(n.op in INSTRUCTIONS and not n.ranges.isdisjoint(ranges) for n in body)
+
 
 def keep_values(ast: UOp, target: Target) -> UOp:
     """The kernel, tiled or not, with dear values that two loops compute kept in a task's own scratch."""
@@ -42,7 +48,7 @@ def keep_values(ast: UOp, target: Target) -> UOp:
         return ast
     if any(r.arg.axis.is_reduce for node in order if node.op is Ops.STAGE for r in node.src[1:]):
         return ast  # the schedule has chosen what is kept
-    loops = [loop for node in order for loop in _loops_of(node)]
+    loops = [loop for node in order for loop in _loops_of(node) if loop.is_dear()]
     if len(loops) < 2:
         return ast
     uid = max([u.arg.uid for u in order if u.op is Ops.RANGE], default=-1) + 1
