@@ -245,15 +245,8 @@ def _kernel_of(result: Tensor, r: Numbers) -> UOp | None:
 
 # ---- opts --------------------------------------------------------------------------------------------------
 
-KINDS = [
-    *OptKind,
-    OptKind.UPCAST,
-    OptKind.UPCAST,
-    OptKind.UNROLL,
-    OptKind.UNROLL,
-    OptKind.SPLIT,
-    OptKind.SWAP,
-]
+TWICE = [OptKind.UPCAST, OptKind.UPCAST, OptKind.UNROLL, OptKind.UNROLL, OptKind.SPLIT, OptKind.SWAP]
+KINDS = [*OptKind, *TWICE, OptKind.ACCUMULATE, OptKind.ACCUMULATE]
 AMOUNTS = [0, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32]
 MOST_TILE = 256  # values: larger ones only take longer to compile
 
