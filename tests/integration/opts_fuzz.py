@@ -218,7 +218,7 @@ def large(r: Numbers) -> Tensor:
 
 PROGRAMS: list[Callable[[Numbers], Tensor]] = [
     matmul, matmul, batched, conv, conv, conv_gradient, softmax, norm, attention, attention_gradient, views,
-    elementwise, integers, picked, reductions, symbolic,
+    elementwise, integers, picked, reductions, symbolic, symbolic,
 ]  # fmt: skip
 
 
