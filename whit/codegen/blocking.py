@@ -32,6 +32,7 @@ LEAST_WORK = 1 << 14  # multiplications below which packing does not pay
 THREAD_WORK = 1 << 18  # multiplications below which a second thread does not pay
 COPY, TURN, GATHER = 0.25, 0.4, 1.5  # cycles to pack an element: as it lies, turned around, one by one
 _PRODUCTS = frozenset({Ops.MUL, *DOTS})  # what a sum to block adds up
+SCATTER = 10.0  # cycles to store an element by itself
 LOOP, ISSUE = 3, 3.1  # instructions of a loop itself, and how many a cycle
 ROOM = 0.5  # of the second cache that a block of packed rows takes
 NEAR, FAR = 24, 8  # bytes a cycle from the second cache, and from beyond it
@@ -51,14 +52,16 @@ class Product:
     columns: tuple[tuple[int, UOp], ...]
     itemsize: int
     packing: float = COPY  # cycles to pack an element of the columns
+    row_packing: float = COPY
     across: Axis | None = None  # of `outer`, the axis nearest to n on which columns depend and rows do not
+    is_near: bool = True  # whether results are neighbours along n
     merged: bool = False  # n stands for two axes, `across` and the one found first
 
     @property
     def column_copy(self) -> float:
         """Cycles to pack an element of the columns: from beyond the second cache when they do not fit it."""
         reads = [u for _, value in self.columns for u in value.toposort() if u.op is Ops.INDEX]
-        nbytes = sum(u.src[0].arg.size * u.dtype.itemsize for u in reads) / self.batches
+        nbytes = sum(u.src[0].arg.size * u.dtype.itemsize for u in reads) / self.column_batches
         far = nbytes > self.target.l2_bytes / 2
         return max(self.packing, 2 * self.itemsize / FAR) if far else self.packing
 
@@ -94,6 +97,28 @@ class Product:
         return int(prod([_size(a) for a in self.outer if a is not self.across]))
 
     @property
+    def rows_far(self) -> bool:
+        """Whether rows lie so far apart that each is a stream of its own."""
+        return any(
+            abs(_steps(value).get(self.m.roots[-1], 0)) * self.itemsize >= 2048 for _, value in self.rows
+        )
+
+    @property
+    def rows_masked(self) -> bool:
+        """Whether rows are padded."""
+        return any(len(u.src) > 2 for _, value in self.rows for u in value.toposort() if u.op is Ops.INDEX)
+
+    @property
+    def column_batches(self) -> int:
+        """How often there are other columns."""
+        outer = [a for a in self.outer if a is not self.across and self.moves_columns(a)]
+        return int(prod([_size(a) for a in outer]))
+
+    def moves_columns(self, axis: Axis) -> bool:
+        """Whether columns depend on an axis."""
+        return any(depends(value, axis) for _, value in self.columns)
+
+    @property
     def elements(self) -> int:
         """Of the result."""
         return int(prod([_size(a) for a in (*self.outer, self.m, self.n)]))
@@ -124,27 +149,41 @@ def depends(value: UOp, axis: Axis) -> bool:
     return not value.ranges.isdisjoint(axis.roots)
 
 
-def find_product(k: Kernel) -> Product | None:
-    """The kernel's one reduction as rows times columns; None if it has another form or nothing to reuse."""
-    table, target = k.table, k.target
+def find_products(k: Kernel) -> list[Product]:
+    """The kernel's one sum as rows times columns, with the axis along which results are neighbours as columns
+    and with others; empty if it has another form or nothing to reuse."""
+    table = k.table
+    loops, folds = table.of_type(AxisType.LOOP), table.of_type(AxisType.REDUCE)
     reduces = [node for node in table.closers if node.op is Ops.REDUCE]
-    loops = table.of_type(AxisType.LOOP)
     if len(reduces) != 1 or reduces[0].arg.op is not Ops.ADD or reduces[0].src[0].op not in _PRODUCTS:
-        return None
-    reduce = reduces[0]
-    folds = table.of_type(AxisType.REDUCE)
-    if any(not isinstance(a.size, int) for a in (*loops, *folds)) or any(
+        return []
+    if any(not isinstance(a.size, int) for a in (*loops, *folds)) or not folds:
+        return []
+    if any(node.op is Ops.STAGE for node in table.closers) or any(
         end.op is not Ops.END for end in table.ast.src
     ):
-        return None
+        return []
+    reduce = reduces[0]
     if any(not depends(reduce, a) or any(end not in a.owners for end in table.ast.src) for a in loops):
-        return None
+        return []
     inside = set(reduce.toposort())
     values = [(number, value) for number, value in enumerate(reads_of(table.ast)) if value in inside]
     values = [(number, value) for number, value in values if any(depends(value, a) for a in folds)]
-    n = _neighbours(table.ast, loops)
-    if n is None or len(values) < 2:
-        return None
+    near = _neighbours(table.ast, loops)
+    others = sorted([a for a in loops if a is not near], key=lambda a: -_size(a))[:2]
+    found = [_product(k.target, n, loops, folds, values, n is near) for n in (near, *others) if n is not None]
+    return [replace(p, itemsize=reduce.dtype.itemsize) for p in found if p is not None]
+
+
+def _product(
+    target: Target,
+    n: Axis,
+    loops: list[Axis],
+    folds: list[Axis],
+    values: list[tuple[int, UOp]],
+    is_near: bool,
+) -> Product | None:
+    """The product with columns along n."""
     columns = tuple([item for item in values if depends(item[1], n)])
     rows = tuple([item for item in values if not depends(item[1], n)])
     own = [
@@ -155,9 +194,13 @@ def find_product(k: Kernel) -> Product | None:
     m = max(own, key=_size)
     outer = tuple([a for a in loops if a is not m and a is not n])
     folded = prod([_size(a) for a in folds])
-    fold = max(folds, key=_size)
-    p = Product(target, m, n, outer, folded, fold, rows, columns, reduce.dtype.itemsize)
-    return replace(p, packing=_packing(p), across=_across(p))
+    p = Product(target, m, n, outer, folded, max(folds, key=_size), rows, columns, 4, is_near=is_near)
+    return replace(
+        p,
+        packing=_packing(columns, n, folds, p.lanes),
+        row_packing=_packing(rows, m, folds, p.lanes),
+        across=_across(p),
+    )
 
 
 def _across(p: Product) -> Axis | None:
@@ -170,7 +213,13 @@ def merged(p: Product, ast: UOp) -> Product | None:
     images fill vectors. Windows are gathered one by one unless the source lies that way too."""
     n, o = p.n, p.across
     terms, _ = linear_form(ast.src[0].src[0].src[1])
-    if o is None or len(n.roots) > 1 or len(o.roots) > 1 or terms.get(o.roots[0]) != _size(n):
+    if (
+        o is None
+        or not p.is_near
+        or len(n.roots) > 1
+        or len(o.roots) > 1
+        or terms.get(o.roots[0]) != _size(n)
+    ):
         return None
     both = Axis(o.number, o.type, _size(o) * _size(n), o.owners, o.roots + n.roots)
     outer = tuple([a for a in p.outer if a is not o])
@@ -223,10 +272,12 @@ class Blocking:
         blocks = ceildiv(tiles_m, block)
         work = p.batches * blocks * block * tiles_n * self._tile(p, block)
         if self.pack_rows:
-            work += self._row_copies(p) * blocks * block * self.tile_m * p.folded * COPY
+            work += self._row_copies(p) * blocks * block * self.tile_m * p.folded * p.row_packing
         if self.pack_columns:
             passes = blocks if not self.wide else self.tasks if self.shared == "m" else 1
-            work += p.batches * passes * tiles_n * self.columns * p.folded * p.column_copy
+            work += p.column_batches * passes * tiles_n * self.columns * p.folded * p.column_copy
+        if not p.is_near:
+            work += p.elements * SCATTER * self.pieces
         threads = p.target.threads if self.tasks > 1 else 1
         return float(work * ceildiv(self.tasks, threads) / self.tasks)
 
@@ -237,8 +288,10 @@ class Blocking:
         # a panel too large for the first cache streams from the second one for each tile of rows
         streamed = panel + strip if panel > 0.6 * p.target.l1_bytes else strip
         cycles = max(depth * self.step(p), streamed / NEAR)
-        if not self.pack_rows and p.size_m % self.tile_m:
-            cycles *= 1.6  # each element of the rows is read under a mask
+        if not self.pack_rows and (p.rows_masked or p.size_m % self.tile_m):
+            cycles *= 2.0 if p.is_near else 8.0  # each element of the rows is read under a mask
+        if not self.pack_rows and p.rows_far:
+            cycles *= 1.6
         near = panel + strip * (block if self.pack_rows else 1) <= ROOM * p.target.l2_bytes
         cycles += 0.0 if near else strip / FAR
         touched = p.elements * p.itemsize
@@ -265,16 +318,19 @@ class Blocking:
         outer = [a for a in p.outer if any(depends(value, a) for _, value in p.rows)]
         copies: int = prod([_size(a) for a in outer])
         again = self.shared == "n" or (self.shared == "outer" and p.outer[0] not in outer)
+        if any(not p.moves_columns(a) for a in p.outer):  # such loops stand inside of those over panels
+            copies *= self.tiles_n(p)
         return copies * self.tasks if again else copies
 
 
-def _packing(p: Product) -> float:
-    """Cycles to pack an element of the columns."""
+def _packing(values: Sequence[tuple[int, UOp]], axis: Axis, folds: Sequence[Axis], lanes: int) -> float:
+    """Cycles to pack an element of operands with `axis` innermost."""
     costs = [COPY]
-    for _, value in p.columns:
-        terms = _steps(value)
-        if terms.get(p.n.roots[-1]) != 1:
-            costs.append(TURN if any(f == 1 and t.op is Ops.RANGE for t, f in terms.items()) else GATHER)
+    for _, value in values:
+        steps = _steps(value)
+        if steps.get(axis.roots[-1]) != 1:  # squares are turned around where the sum walks through neighbours
+            turns = any(steps.get(a.roots[-1]) == 1 and _size(a) * 2 >= lanes for a in folds)
+            costs.append(TURN if turns else GATHER)
     return max(costs)
 
 
@@ -324,7 +380,7 @@ def _variants(p: Product, tile: Blocking, pieces: bool) -> Iterator[Blocking]:
 def _pieces(p: Product) -> list[int]:
     """Into how many pieces to cut the sum: so that one is a few hundred steps long."""
     size, rest = _size(p.fold), p.folded // _size(p.fold)
-    found = [n for n in range(2, 65) if size % n == 0 and size > n and 192 <= size // n * rest <= 768]
+    found = [n for n in range(2, 257) if size % n == 0 and size > n and 192 <= size // n * rest <= 1024]
     return [1, *found[:3]]
 
 
@@ -361,13 +417,10 @@ def block(k: Kernel) -> bool:
     """Apply the best blocking if the kernel is a product with reuse, and large enough. Whether it was."""
     before = tuple(k.table.opts)
     for pieces in (True, False):
-        p = find_product(k)
-        if p is None or k.lanes == 1 or p.work < LEAST_WORK or p.size_m < 4:
-            return False
-        forms = [
-            form for form in (p, merged(p, k.table.ast)) if form is not None and form.size_n * 2 > p.lanes
-        ]
-        choices = [(b.cycles(form), b, form) for form in forms if (b := best_blocking(form, pieces))]
+        forms = [p for p in find_products(k) if p.work >= LEAST_WORK and p.size_m >= 4] if k.lanes > 1 else []
+        forms += [both for p in forms if (both := merged(p, k.table.ast)) is not None]
+        forms = [p for p in forms if p.size_n * 2 > p.lanes]
+        choices = [(b.cycles(p), b, p) for p in forms if (b := best_blocking(p, pieces)) is not None]
         choices = [c for c in choices if c[1].pack_columns or c[1].pack_rows]
         if not choices:
             return False
@@ -429,15 +482,19 @@ def _carry_out(table: AxisTable, p: Product, b: Blocking) -> None:
     shared = {"m": m_share, "n": n_share, "outer": p.outer[0] if p.outer else None}.get(b.shared)
     steps = [step, m_block] if b.wide else [m_block, step]
     outer = [a for a in p.outer if a is not p.across]
-    around = list(dict.fromkeys([a for a in (shared, *outer, n_share, *steps) if a is not None]))
+    moving = [a for a in outer if p.moves_columns(a)]  # inside of the others the same columns serve again
+    still = [a for a in outer if not p.moves_columns(a)]
+    around = list(dict.fromkeys([a for a in (shared, *moving, n_share, *steps) if a is not None]))
+    still = [a for a in still if a is not shared]
     panels = [a for a in (across, n) if a is not None]
-    _arrange(table, [*around, *panels, *([m] if m is not None else [])])
+    _arrange(table, [*around, *panels, *still, *([m] if m is not None else [])])
     if shared is not None and b.tasks > 1:
         table.apply(Opt(OptKind.THREAD, shared.number, b.tasks if b.shared == "outer" else 0))
     # THREAD may have left a LOOP of its axis, the innermost of those around
     inside = {a.number for a in (*panels, m) if a is not None}
     levels = [a for a in table.of_type(AxisType.THREAD, AxisType.LOOP) if a.number not in inside]
-    panel = levels[-2:-1] if b.wide and m_block is not None else panels[-1:] or levels[-1:]
+    outside = [a for a in levels if a not in still]
+    panel = outside[-2:-1] if b.wide and m_block is not None else panels[-1:] or outside[-1:]
     for number, _ in p.columns if b.pack_columns and m is not None and panel else ():
         table.apply(Opt(OptKind.STAGE, panel[0].number, number))
     for number, _ in p.rows if b.pack_rows and levels else ():

@@ -57,6 +57,7 @@ CHAIN_LIMIT = 256  # ops fused into one kernel at most
 KERNEL_WORK, MOST_PLACES = 400.0, 8
 DEAR = 64.0  # what costs as much in outer loops has a reduction in it
 CHEAP = 50.0  # what reads no memory and costs less is always computed where it is wanted
+FAR_AWAY = 100  # elements of values between a home and what it might share with another
 MOST_SHARED = 16  # shared values below another that are told apart
 # bytes that a value may take in scratch for one row; a tile of rows then stays in the second cache
 SCRATCH_ROW = 1 << 16
@@ -244,6 +245,9 @@ class Costs:
         self.below: dict[UOp, frozenset[UOp]] = {}
         self.products: dict[UOp, float] = {}  # values with contractions in them: the length of the longest
         self.feeds_product: set[UOp] = set()  # values of which a contraction is made by elementwise steps
+        self.outer_places: dict[
+            tuple[UOp, frozenset[UOp]], frozenset[tuple[UOp, tuple[UOp | None, ...]]]
+        ] = {}  # of `_outer_places`
         self.summed: set[UOp] = set()  # values that are summed up as they are: both sums become one
 
     def large_below(self, node: UOp) -> frozenset[UOp]:
@@ -513,7 +517,7 @@ def _find_companion(node: UOp, costs: Costs, fusion: Fusion) -> Home | None:
         same = home.node.op not in (Ops.STORE, Ops.COPY) and unbound_shape(other.shape) == shape
         if not same or other.device != node.device or shared.isdisjoint(costs.large_below(other)):
             continue
-        if _outer_places(node, shared).isdisjoint(_outer_places(other, shared)):
+        if _outer_places(node, shared, costs).isdisjoint(_outer_places(other, shared, costs)):
             continue
         mine = Home(node, "")
         if not (_waits_for(home, {0: mine}, fusion) or _waits_for(mine, {0: home}, fusion)):
@@ -521,20 +525,36 @@ def _find_companion(node: UOp, costs: Costs, fusion: Fusion) -> Home | None:
     return None
 
 
-def _outer_places(node: UOp, wanted: frozenset[UOp]) -> frozenset[tuple[UOp, tuple[UOp | None, ...]]]:
-    """At which places a home of this value wants others, as far as its output loops decide."""
+def _outer_places(
+    node: UOp, wanted: frozenset[UOp], costs: Costs
+) -> frozenset[tuple[UOp, tuple[UOp | None, ...]]]:
+    """At which places a home of this value wants others, as far as its output loops decide; none if they are
+    far away."""
+    known = costs.outer_places.get((node, wanted))
+    if known is not None:
+        return known
+
+    def leads_nowhere(part: UOp) -> bool:
+        return part in wanted or costs.below[part].isdisjoint(wanted)
+
     home = Home(node, "")
     found = set()
     places: dict[UOp, dict[Place, None]] = {node: {home.place: None}}
-    for part in reversed(node.toposort(lambda n: n.op in (Ops.BUFFER, Ops.AFTER))):
+    steps = 0
+    for part in reversed(node.toposort(leads_nowhere)):
         for place in places.pop(part, {}):
+            steps += 1
             if part in wanted:
                 inner = [None if any(r in home.enclosing for r in idx.ranges) else idx for idx in place.idxs]
                 found.add((part, tuple(inner)))
-            else:
+            elif not leads_nowhere(part):
                 for source, at in sources_at(part, place, home):
                     places.setdefault(source, {})[at] = None
-    return frozenset(found)
+        if steps > FAR_AWAY:
+            found.clear()
+            break
+    result = costs.outer_places[node, wanted] = frozenset(found)
+    return result
 
 
 def _waits_for(home: Home, others: dict[int, Home], fusion: Fusion) -> bool:
