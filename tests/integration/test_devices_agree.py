@@ -119,6 +119,7 @@ WHOLE: dict[Op, tuple[Calculation, Calculation]] = {
 }
 # of no shape or value of their own at the tensor level, or covered by every other row
 ELSEWHERE = ["CONST", "BUFFER", "PARAM", "VAR", "BIND", "STORE", "THREEFRY", "LDEXP", "SINK", "CALL", "LINEAR"]
+ELSEWHERE += ["DOT4", "DOT4U", "DOT2"]
 
 
 def test_the_tables_hold_every_op_of_the_tensor_level() -> None:
