@@ -287,3 +287,13 @@ def test_padding_for_tasks_stays_small(threads: int) -> None:
         kinds = (AxisType.THREAD, AxisType.LOOP, AxisType.UPCAST)
         after = np.prod([a.size for a in axes(made) if a.type in kinds])
         assert after <= before * 1.05
+
+
+@pytest.mark.parametrize("n", [65, 100, 127])
+def test_short_ragged_rows_have_known_masks(n: int) -> None:
+    """All of a row is in the tile: the mask of its last vector is a constant."""
+    linear = generate(softmax(512, n), AVX512._replace(native=CPU_OPS)).linear
+    masks = [u.src[-1] for u in linear.src if u.op is Ops.LOAD and len(u.src) > 2]
+    masks += [u.src[-1] for u in linear.src if u.op is Ops.STORE and len(u.src) > 3]
+    assert masks and all(mask.op is Ops.CONST for mask in masks)
+    assert sum(u.op is Ops.RANGE for u in linear.src) == 1  # over rows

@@ -42,6 +42,7 @@ from whit.uop import AxisType, UOp
 
 THREAD_WORK = 50_000  # operations and elements below which a second thread costs more than it brings
 TASK_WORK = 20_000  # the least work of one task
+SHORT = 8  # vectors of a ragged axis that is all in the tile
 PADDED = 0.05  # share of the threads' time that an even split by padding must bring
 MOST_SIDE_BY_SIDE = 96  # instructions of several vectors of a sum: more fill no gaps and take registers
 
@@ -196,6 +197,10 @@ def _reduce_steps(k: Kernel, scope: Scope, vector: int, tile: dict[int, int]) ->
     adds."""
     outputs = math.prod([n for a, n in tile.items() if a in scope.loops])
     size = k.size(vector)
+    whole = round_up(size, k.lanes)
+    if size % k.lanes and outputs * whole <= SHORT * k.lanes:
+        if body(k, scope, vector, {**tile, vector: whole})[2] <= MOST_CODE:
+            return whole  # no loop, and what is masked is known
     for amount in (tile[vector] * steps for steps in (8, 4, 2)):
         code = body(k, scope, vector, {**tile, vector: amount})[2]
         if (
@@ -369,7 +374,10 @@ def tile_elementwise(k: Kernel, scope: Scope, vector: int) -> int:
     if any(not x.is_cheap(vector) for x in scope.accesses):
         most = 1
     whole = width * most * 4 * k.target.threads  # tiles and tasks without a rest
-    if size > 64 * width * most and size % width == 0:  # nothing needs a mask
+    pieces = ceildiv(size, width)
+    if size % width and pieces <= SHORT and scope.alus * pieces <= MOST_CODE / 2:
+        steps = pieces  # no loop, and what is masked is known
+    elif size > 64 * width * most and size % width == 0:  # nothing needs a mask
         steps = max(m for m in range(1, most + 1) if size % (width * m) == 0)
     elif size > 64 * width * most and round_up(size, whole) <= size * 1.02:
         k.apply(OptKind.PADTO, vector, whole)
