@@ -243,21 +243,24 @@ class Costs:
         self.contractions: set[UOp] = set()
         self.expansions: dict[UOp, float] = {}
         self.below: dict[UOp, frozenset[UOp]] = {}
+        self.lean: dict[UOp, float] = {}  # cost where large contractions are in memory
         self.products: dict[UOp, float] = {}  # values with contractions in them: the length of the longest
         self.feeds_product: set[UOp] = set()  # values of which a contraction is made by elementwise steps
         self.outer_places: dict[
-            tuple[UOp, frozenset[UOp]], frozenset[tuple[UOp, tuple[UOp | None, ...]]]
+            tuple[UOp, Place, frozenset[UOp]], frozenset[tuple[UOp, tuple[UOp | None, ...]]]
         ] = {}  # of `_outer_places`
         self.summed: set[UOp] = set()  # values that are summed up as they are: both sums become one
 
     def large_below(self, node: UOp) -> frozenset[UOp]:
         """Shared values below that had better not lie in memory."""
+        while node.op in _VIEWS:
+            node = node.src[0]
         return frozenset([s for s in self.below[node] if s in self.expansions])
 
     def whole(self, node: UOp) -> float:
-        """Cost of an element when nothing that is shared lies in memory."""
+        """Cost of an element when nothing that is shared lies in memory but large contractions."""
         size = max(1.0, count(node))
-        return self.cost[node] + sum([self.cost[s] * count(s) / size for s in self.below[node]])
+        return self.lean[node] + sum([self.lean[s] * count(s) / size for s in self.below[node]])
 
 
 def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
@@ -274,6 +277,8 @@ def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
     # what a value is made of, where expansions are not in memory
     made_of: dict[UOp, frozenset[UOp]] = {}
     below: dict[UOp, frozenset[UOp]] = {}  # as a consumer sees it
+    lean: dict[UOp, tuple[float, int, bool]] = {}  # as a consumer sees it if large contractions are in memory
+    sure: set[UOp] = set()  # they, and what is in memory anyway
     for node in nodes:
         read[node] = sum([read[s] for s in node.src])
         made_of[node] = frozenset().union(*[made_of[s] for s in node.src])
@@ -281,7 +286,7 @@ def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
         size = count(node)
         if node.op is Ops.REDUCE and count(node.src[0]) > REUSE * max(1.0, read[node]):
             result.contractions.add(node)
-        longest = [result.products[s] for s in node.src if s in result.products and s not in forced]
+        longest = [result.products[s] for s in node.src if s in result.products and s not in sure]
         if node in result.contractions:
             longest.append(count(node.src[0]) / max(1.0, size))
         if longest:
@@ -302,21 +307,35 @@ def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
         shared = users.get(node, 0) > 1 and cost >= SHARED_COST and node.op not in _VIEWS
         in_memory = node in forced or node.op in (Ops.BUFFER, Ops.AFTER, Ops.COPY) or (shared and reads)
         seen[node] = (1.0, 1, True) if in_memory else (cost, ops, reads)
-        below[node] = result.below[node]
-        is_sure = node in forced or node.op in (Ops.BUFFER, Ops.AFTER, Ops.COPY)
+        result.lean[node] = _own_cost(node, lean)[0]
+        is_large = node in result.contractions and result.lean[node] * size >= SMALL_WORK
+        is_large = is_large and (node not in result.expansions or result.products[node] > LONGEST)
+        if is_large or node in forced or node.op in (Ops.BUFFER, Ops.AFTER, Ops.COPY):
+            sure.add(node)
+        lean[node] = (1.0, 1, True) if in_memory or node in sure else (result.lean[node], ops, reads)
+        below[node] = frozenset() if node in sure else result.below[node]
         if in_memory:
             read[node] = size
-            below[node] = frozenset() if is_sure or len(below[node]) > MOST_SHARED else below[node] | {node}
-        if (in_memory and node not in result.expansions) or is_sure or len(made_of[node]) > MOST_SHARED:
+            if node not in sure and len(below[node]) <= MOST_SHARED:
+                below[node] = below[node] | {node}
+        if (in_memory and node not in result.expansions) or node in sure or len(made_of[node]) > MOST_SHARED:
             made_of[node] = frozenset({node})
     for node in reversed(nodes):
         inside = node in result.feeds_product and (node.op.is_elementwise or node.op in _VIEWS)
-        if inside or node in result.contractions:
+        is_product = node in result.contractions and _is_sum_of_products(node)
+        if inside or is_product:
             result.feeds_product.update(node.src)
         is_sum = node.op is Ops.REDUCE and node.arg.op is Ops.ADD
         if is_sum or (node in result.summed and node.op in _VIEWS):
             result.summed.update(node.src)
     return result
+
+
+def _is_sum_of_products(node: UOp) -> bool:
+    value = node.src[0]
+    while value.op is Ops.CAST:
+        value = value.src[0]
+    return node.arg.op is Ops.ADD and value.op is Ops.MUL
 
 
 _VIEWS = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND, Ops.PAD, Ops.SHRINK, Ops.FLIP, Ops.DETACH})
@@ -394,10 +413,11 @@ def decide(root: UOp, outputs: dict[UOp, str]) -> Fusion:
         if reason is not None:
             joined = _find_companion(node, costs, fusion)
             if joined is not None:
-                joined.guests.append((node, joined.place))
-                fusion.hosts[node] = joined
-                log(3, f"fusion: {op.name} {node.shape} shares the kernel of {joined.value.op.name}")
-                places = {(id(joined), joined.place): joined}
+                home, place = joined
+                home.guests.append((node, place))
+                fusion.hosts[node] = home
+                log(3, f"fusion: {op.name} {node.shape} shares the kernel of {home.value.op.name}")
+                places = {(id(home), place): home}
             else:
                 home = fusion.homes[node] = Home(node, reason)
                 places = {(id(home), home.place): home}
@@ -478,9 +498,22 @@ def _why_realize(node: UOp, places: dict[tuple[int, Place], Home], costs: Costs)
     move = NEAR if size * node.dtype.itemsize < NEAR_BYTES else FAR
     recompute = evaluations * cost
     memory = size * (cost + 2 * move) + evaluations * READ + LAUNCH
-    if recompute > RELUCTANCE * memory:
+    if recompute > RELUCTANCE * memory and not _is_padding(node, costs):
         return f"computed {evaluations / size:.4g} times an element at cost {cost:.4g}"
     return None
+
+
+def _is_padding(node: UOp, costs: Costs) -> bool:
+    """Whether the value is a smaller dear one with a margin: that one had better lie in memory."""
+    if node.op is not Ops.WHERE:
+        return False
+    dear = [s for s in node.src if costs.reads[s]]
+    if len(dear) != 1:
+        return False
+    inner = dear[0]
+    while inner.op in _VIEWS:
+        inner = inner.src[0]
+    return count(inner) < count(node) and costs.cost[node] - costs.cost[inner] < SHARED_COST
 
 
 def _find_host(
@@ -506,40 +539,45 @@ def _find_host(
     return None
 
 
-def _find_companion(node: UOp, costs: Costs, fusion: Fusion) -> Home | None:
+def _find_companion(node: UOp, costs: Costs, fusion: Fusion) -> tuple[Home, Place] | None:
     """A home over the same elements that would fill the same scratch, of which neither needs the other: the
-    gradients of keys and of values are sums over one matrix of weights."""
+    gradients of keys and of values are sums over one matrix of weights. And the place of `node` in its loops:
+    the last two axes may stand the other way round."""
     shared = costs.large_below(node)
-    if not shared or node.op in (Ops.STORE, Ops.COPY):
+    if not shared or node.op in (Ops.STORE, Ops.COPY) or node.ndim < 2:
         return None
-    shape = unbound_shape(node.shape)
+    alone, last = Home(node, ""), node.ndim - 1
     for other, home in fusion.homes.items():
-        same = home.node.op not in (Ops.STORE, Ops.COPY) and unbound_shape(other.shape) == shape
-        if not same or other.device != node.device or shared.isdisjoint(costs.large_below(other)):
+        if home.node.op in (Ops.STORE, Ops.COPY) or other.device != node.device or other.ndim != node.ndim:
             continue
-        if _outer_places(node, shared, costs).isdisjoint(_outer_places(other, shared, costs)):
+        if shared.isdisjoint(costs.large_below(other)):
             continue
-        mine = Home(node, "")
-        if not (_waits_for(home, {0: mine}, fusion) or _waits_for(mine, {0: home}, fusion)):
-            return home
+        theirs, best = _outer_places(other, home.place, shared, costs), (0, home.place)
+        for order in ((*range(last - 1), last - 1, last), (*range(last - 1), last, last - 1)):
+            if unbound_shape(tuple([other.shape[a] for a in order])) == unbound_shape(node.shape):
+                place = Place(tuple([home.ranges[a] for a in order]))
+                common = len(_outer_places(node, place, shared, costs) & theirs)
+                best = max(best, (common, place), key=lambda item: item[0])
+        if best[0] and not (_waits_for(home, {0: alone}, fusion) or _waits_for(alone, {0: home}, fusion)):
+            return home, best[1]
     return None
 
 
 def _outer_places(
-    node: UOp, wanted: frozenset[UOp], costs: Costs
+    node: UOp, start: Place, wanted: frozenset[UOp], costs: Costs
 ) -> frozenset[tuple[UOp, tuple[UOp | None, ...]]]:
-    """At which places a home of this value wants others, as far as its output loops decide; none if they are
-    far away."""
-    known = costs.outer_places.get((node, wanted))
+    """At which places a home of this value, computed at `start`, wants others, as far as its output loops
+    decide; none if they are far away."""
+    known = costs.outer_places.get((node, start, wanted))
     if known is not None:
         return known
 
     def leads_nowhere(part: UOp) -> bool:
-        return part in wanted or costs.below[part].isdisjoint(wanted)
+        return part in wanted or (part is not node and costs.large_below(part).isdisjoint(wanted))
 
     home = Home(node, "")
     found = set()
-    places: dict[UOp, dict[Place, None]] = {node: {home.place: None}}
+    places: dict[UOp, dict[Place, None]] = {node: {start: None}}
     steps = 0
     for part in reversed(node.toposort(leads_nowhere)):
         for place in places.pop(part, {}):
@@ -553,7 +591,7 @@ def _outer_places(
         if steps > FAR_AWAY:
             found.clear()
             break
-    result = costs.outer_places[node, wanted] = frozenset(found)
+    result = costs.outer_places[node, start, wanted] = frozenset(found)
     return result
 
 
