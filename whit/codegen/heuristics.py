@@ -198,9 +198,9 @@ def _reduce_steps(k: Kernel, scope: Scope, vector: int, tile: dict[int, int]) ->
     outputs = math.prod([n for a, n in tile.items() if a in scope.loops])
     size = k.size(vector)
     whole = round_up(size, k.lanes)
-    if size % k.lanes and outputs * whole <= SHORT * k.lanes:
-        if body(k, scope, vector, {**tile, vector: whole})[2] <= MOST_CODE:
-            return whole  # no loop, and what is masked is known
+    fits = outputs * whole <= SHORT * k.lanes
+    if size % k.lanes and fits and body(k, scope, vector, {**tile, vector: whole})[2] <= MOST_CODE:
+        return whole  # no loop, and what is masked is known
     for amount in (tile[vector] * steps for steps in (8, 4, 2)):
         code = body(k, scope, vector, {**tile, vector: amount})[2]
         if (

@@ -23,6 +23,7 @@ from whit.uop.symbolic import simplify
 
 WORTH = 10  # instructions for which an element is written to scratch and read back
 VECTORS = 2  # computed side by side when scratch is filled
+SHORT = 8  # vectors that need no loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,8 @@ def _stage(value: UOp, counter: UOp, size: int, target: Target, uid: int) -> UOp
     be cut into vectors."""
     lanes = target.lanes(value.dtype)
     width = next((lanes * n for n in range(VECTORS, 0, -1) if size % (lanes * n) == 0), 0)
+    if width and size <= SHORT * lanes:
+        width = size  # without a loop
     if not width:
         return None
     outer = UOp(Ops.RANGE, dtypes.index, (UOp.index(size // width),), RangeArg(uid, AxisType.LOOP))

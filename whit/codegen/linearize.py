@@ -678,6 +678,10 @@ class Linearizer:
     def write(
         self, region: Region, memory: UOp, address: Address, value: UOp, lanes: int, mask: UOp | None
     ) -> None:
+        if mask is not None and mask.op is Ops.CONST:
+            if not any(lanes_of(mask)):
+                return
+            mask = None if all(lanes_of(mask)) else mask
         gate = () if mask is None else (mask,)
         if lanes == 1 or (address.lanes is None and not address.vectors and address.stride == 1):
             self.place(region, Ops.STORE, dtypes.void, (memory, self.start(address), value, *gate))
