@@ -300,8 +300,8 @@ def test_short_ragged_rows_have_known_masks(n: int) -> None:
 
 
 def test_sums_in_one_loop_are_unrolled_together_or_not_at_all() -> None:
-    """A masked mean: a dear sum and a cheap one share their loops. What the cheap one alone could afford would
-    make a thousand instructions of the dear one."""
+    """As in a masked mean, a dear sum and a cheap one share their loops. What the cheap one could afford
+    alone would make a thousand instructions of the dear one."""
     i, k = UOp.range(8, AxisType.REDUCE, 0), UOp.range(256, AxisType.REDUCE, 1)
     out, labels, x, y = (
         UOp(Ops.PARAM, dtype, (), ParamArg(slot, size))
@@ -313,5 +313,5 @@ def test_sums_in_one_loop_are_unrolled_together_or_not_at_all() -> None:
     a, b = (UOp(Ops.INDEX, dtypes.float32, (p, i * 256 + k)) for p in (x, y))
     total = kept.where(a.alu(Ops.LOG2) - b, 0.0).reduce_ranges(Ops.ADD, i, k)
     number = kept.cast(dtypes.float32).reduce_ranges(Ops.ADD, i, k)
-    kernel = UOp.sink(UOp(Ops.STORE, dtypes.void, (out, UOp.index(0), total / number)))
+    kernel = UOp.sink(UOp(Ops.STORE, dtypes.void, (out, UOp.index(0), total * number)))
     assert len(generate(kernel, AVX512).linear.src) < 500

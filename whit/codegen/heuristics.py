@@ -202,7 +202,7 @@ def _reduce_steps(k: Kernel, scope: Scope, vector: int, tile: dict[int, int]) ->
     if size % k.lanes and fits and body(k, scope, vector, {**tile, vector: whole})[2] <= MOST_CODE:
         return whole  # no loop, and what is masked is known
     for amount in (tile[vector] * steps for steps in (8, 4, 2)):
-        code = body(k, scope, vector, {**tile, vector: amount})[2]
+        code = _code(k, scope, vector, {**tile, vector: amount})
         if (
             outputs * amount <= 8 * k.lanes
             and size >= 2 * amount
@@ -221,7 +221,7 @@ def unroll(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) ->
     """Unroll short reduce axes, innermost first, while the loop's body stays small. Adds them to `tile`."""
     here = {a: n for a, n in tile.items() if a in scope.axes}
     vector = vector if vector in here else None
-    code = max(1.0, body(k, scope, vector, here)[2])
+    code = _code(k, scope, vector, tile)
     outputs = math.prod([n for a, n in here.items() if a in scope.loops])
     lanes = k.lanes if vector in scope.loops else 1
     crowded = outputs / lanes > 0.8 * k.target.vector_registers
@@ -240,6 +240,16 @@ def unroll(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) ->
             if step > 1 and not crowded and k.apply(OptKind.UNROLL, axis, step):
                 tile[axis] = step
             break
+
+
+def _code(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) -> float:
+    """Instructions of one pass over a tile: of a reduction and of those that run in its loops."""
+    total = 0.0
+    for other in k.scopes:
+        if other is scope or not set(other.reduces).isdisjoint(scope.reduces):
+            here = {a: n for a, n in tile.items() if a in other.axes}
+            total += body(k, other, vector if vector in here else None, here)[2]
+    return max(1.0, total)
 
 
 # ---- 6 order and 7 thread --------------------------------------------------------------------------------
