@@ -708,10 +708,12 @@ def variables_of(nodes: Iterable[UOp]) -> list[UOp]:
     for node in nodes:
         if node.op is Ops.VAR:
             found[node] = None
-        for inner in uops_in(node.arg):
-            for part in inner.toposort():
-                if part.op is Ops.VAR:
-                    found[part] = None
+        kind = node.arg.__class__
+        if kind is tuple or kind is UOp:  # sizes; other arguments hold none
+            for inner in uops_in(node.arg):
+                for part in inner.toposort():
+                    if part.op is Ops.VAR:
+                        found[part] = None
     return sorted(found, key=lambda v: str(v.arg.name))
 
 
