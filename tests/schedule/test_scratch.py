@@ -113,6 +113,27 @@ def test_bad_values_reach_the_rows_that_see_them(bad: float) -> None:
     np.testing.assert_allclose(got.numpy(), wanted.numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("length, size", [(96, 16), (32, 32)])
+def test_heads_of_one_projection(length: int, size: int) -> None:
+    """As in a transformer: q, k and v are parts of one product; another one mixes the heads."""
+    heads, width = 3, 3 * size
+    x, w, o = data(2, length, width), data(width, 3 * width, seed=1) / 8, data(width, width, seed=2) / 8
+    mine = [Tensor(a, requires_grad=True) for a in (x, w, o)]
+    theirs = [torch.from_numpy(a).requires_grad_() for a in (x, w, o)]
+    parts = (mine[0] @ mine[1]).reshape(2, length, 3, heads, size).permute(2, 0, 3, 1, 4)
+    got = parts[0].scaled_dot_product_attention(parts[1], parts[2], is_causal=True)
+    got = got.transpose(1, 2).reshape(2, length, width) @ mine[2]
+    parts_t = (theirs[0] @ theirs[1]).reshape(2, length, 3, heads, size).permute(2, 0, 3, 1, 4)
+    wanted = F.scaled_dot_product_attention(parts_t[0], parts_t[1], parts_t[2], is_causal=True)
+    wanted = wanted.transpose(1, 2).reshape(2, length, width) @ theirs[2]
+    (got * got).sum().backward()
+    (wanted * wanted).sum().backward()
+    close(got, wanted, 1e-4)
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.grad is not None and b.grad is not None
+        np.testing.assert_allclose(a.grad.numpy(), b.grad.numpy(), rtol=1e-3, atol=1e-3)
+
+
 def test_shared_heads() -> None:
     arrays = [data(2, 4, 96, 16), data(2, 2, 96, 16, seed=1), data(2, 2, 96, 16, seed=2)]
     q, k, v = [Tensor(a, requires_grad=True) for a in arrays]
