@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -60,17 +61,20 @@ def main() -> None:
     def show(row: Row, result: dict[str, object]) -> None:
         figures.append(figure(row, result, options.min))
         print(lines(figures[-1]), flush=True)
+        if options.json:  # after every row: a run that is cut short has its rows
+            report = {"limits": vars(machine), "rows": [f.to_json() for f in figures]}
+            Path(options.json).write_text(json.dumps(report, indent=1))
 
-    processes.measure(rows, options.rounds, show)
+    try:
+        processes.measure(rows, options.rounds, show)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
     verdicts = [v for f in figures for v in f.verdicts]
     failed = sum(bool(f.error) for f in figures)
     print(
         f"{sum(v.met for v in verdicts)} of {len(verdicts)} goals met, {failed} rows failed, "
-        f"{time.perf_counter() - start:.0f} s"
+        f"{len(rows) - len(figures)} not measured, {time.perf_counter() - start:.0f} s"
     )
-    if options.json:
-        report = {"limits": vars(machine), "rows": [f.to_json() for f in figures]}
-        Path(options.json).write_text(json.dumps(report, indent=1))
     if options.plot:
         plot(machine, figures, Path(options.plot))
 
