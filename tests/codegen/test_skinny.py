@@ -59,6 +59,14 @@ def test_columns_are_read_in_blocks_of_rows(m: int) -> None:
     assert found[AxisType.THREAD] == [8]
 
 
+@pytest.mark.parametrize("threads", [1, 2, 6, 16, 32])
+def test_every_thread_has_a_part(threads: int) -> None:
+    for right in (False, True):
+        found = sizes(matmul(4, 4096, 4096, right=right), AVX512._replace(threads=threads))
+        tasks = found.get(AxisType.THREAD, [1])[0]
+        assert tasks >= threads and (tasks % threads == 0 or tasks >= 2 * threads)
+
+
 @pytest.mark.parametrize("m", [2, 4, 8])
 def test_rows_are_read_whole(m: int) -> None:
     ast = matmul(m, 4096, 4096, right=True)

@@ -24,6 +24,7 @@ from whit.uop import AxisType
 
 ROWS = 16  # of the matrix in a block: as many runs as the hardware prefetches side by side
 LEAST_RUN = 2048  # bytes that lie together in a row of a task's part
+SHORTEST_RUN = 256  # the same where there are threads without work else
 REGISTERS = 0.75  # share of the registers that hold sums
 TASKS = 4  # for each thread, so that one that is held up does not hold up all
 PADDING = 1.02  # the most that an axis may grow by padding
@@ -91,7 +92,7 @@ def _columns(k: Kernel, found: _Matrix) -> bool:
     for axis in found.few:
         k.apply(OptKind.UPCAST, axis, 0)
     _tile_wide(k, found.wide, k.lanes * max(n for n in (4, 2, 1) if n <= room or n == 1))
-    _share(k, found.wide, run // LEAST_RUN)
+    _share(k, found.wide, max(run // LEAST_RUN, min(k.target.threads, run // SHORTEST_RUN)))
     return k.apply(OptKind.SWAP, found.wide, number)
 
 
@@ -120,11 +121,14 @@ def _tile_wide(k: Kernel, axis: int, amount: int) -> None:
 
 
 def _share(k: Kernel, axis: int, most: int) -> None:
-    """Cut the axis into tasks, some for each thread, if it is long enough."""
+    """Cut the axis into tasks, as many for each thread, if it is long enough."""
     threads = k.target.threads
     if threads < 2 or k.table.axes[axis].type is not AxisType.LOOP:
         return
-    found = divisors(k.size(axis), max(1, min(TASKS * threads, most)))
-    tasks = max(found, key=lambda n: (n % threads == 0, n))
+    most = max(1, min(TASKS * threads, most))
+    tasks = max(divisors(k.size(axis), most), key=lambda n: (n % threads == 0, n))
+    even = min(most, k.size(axis) // 2) // threads * threads
+    if tasks % threads and even and k.apply(OptKind.PADTO, axis, even):
+        tasks = even
     if tasks > 1:
         k.apply(OptKind.THREAD, axis, tasks)
