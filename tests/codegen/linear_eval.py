@@ -197,7 +197,8 @@ class LinearProgram:
         if op is Ops.CAST:
             return src[0].astype(NUMPY[node.dtype.scalar])
         if op is Ops.BITCAST:
-            return src[0].view(NUMPY[node.dtype.scalar])
+            bits = np.ascontiguousarray(src[0]).view(NUMPY[node.dtype.scalar])
+            return bits.reshape(()) if node.dtype.count == 1 else bits
         for s, operand in zip(node.src, src, strict=True):
             assert s.dtype.count == node.dtype.count, (
                 f"{node} has an operand with {s.dtype.count} lanes: {operand}"

@@ -125,6 +125,39 @@ def _packed(value: UOp, k: UOp, short: UOp, op: Op) -> UOp:
     return word
 
 
+def word_read(word: UOp) -> UOp | None:
+    """The read of the first part if a packed word is made of neighbours in memory, under one mask."""
+    parts: dict[int, UOp] = {}
+    stack = [word]
+    while stack:
+        node = stack.pop()
+        if node.op is Ops.OR:
+            stack += node.src
+            continue
+        shift = 0
+        if node.op is Ops.SHL and node.src[1].op is Ops.CONST:
+            node, shift = node.src[0], node.src[1].arg
+        node = node.src[0] if node.op is Ops.CAST else node
+        width = node.dtype.bitsize
+        if not node.dtype.is_unsigned:  # the sign would reach into the next part
+            return None
+        while node.op is Ops.CAST and node.src[0].dtype.kind in "iu" and node.src[0].dtype.bitsize == width:
+            node = node.src[0]
+        if node.op is not Ops.INDEX or shift in parts:
+            return None
+        parts[shift] = node
+    first, count = parts.get(0), len(parts)
+    if first is None or count not in (2, 4) or first.dtype.bitsize * count != 32:
+        return None
+    terms, start = linear_form(first.src[1])
+    for at in range(count):
+        read = parts.get(at * 32 // count)
+        same = read is not None and (read.src[0], *read.src[2:]) == (first.src[0], *first.src[2:])
+        if read is None or not same or linear_form(read.src[1]) != (terms, start + at):
+            return None
+    return first
+
+
 # ---- after opts --------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from whit.codegen.access import Address, Dims, Tiles, addresses, choose_vector_axes, is_linear, turned_axis
+from whit.codegen.dots import word_read
 from whit.codegen.fold import Fold, is_loop
 from whit.codegen.target import Target
 from whit.uop import DType, Op, Ops, PyConst, UOp, dtypes
@@ -438,6 +439,8 @@ class Linearizer:
 
     def elementwise(self, node: UOp) -> None:
         """Expand an elementwise node over its tile."""
+        if node.op is Ops.OR and node.dtype is dtypes.int32 and self.words(node):
+            return
         dims = self.tiles.dims(node.ranges)
         lanes = self.tiles.lanes(dims)
         op, dtype = node.op, node.dtype
@@ -456,6 +459,31 @@ class Linearizer:
             return
         wide, arg, emit = dtype.vec(lanes), node.arg, self.emit
         self.values[node] = [emit(op, wide, src, arg) for src in zip(*operands, strict=True)]
+
+    def words(self, node: UOp) -> bool:
+        """Words packed of neighbours in memory are loaded whole, where a target computes with such words."""
+        first = word_read(node) if not self.target.native.isdisjoint(DOTS) else None
+        if first is None:
+            return False
+        dims = self.tiles.dims(node.ranges)
+        lanes, parts = self.tiles.lanes(dims), 4 // first.dtype.itemsize
+        found = self.addresses(first.src[1], dims)
+        if any(a.lanes is not None or a.vectors or (lanes > 1 and a.stride != parts) for a in found):
+            return False
+        memory = self.values[first.src[0]][0]
+        narrow, wide = first.dtype.vec(parts * lanes), node.dtype.vec(lanes)
+        result: list[UOp] = []
+        for address, mask in zip(found, self.masks(first, 2, dims), strict=True):
+            gate: tuple[UOp, ...] = ()
+            if mask is not None and (mask.op is Ops.BROADCAST or lanes == 1):
+                gate = (self.broadcast(mask.src[0] if lanes > 1 else mask, parts * lanes),)
+            elif mask is not None:
+                order = tuple([at // parts for at in range(parts * lanes)])
+                gate = (self.emit(Ops.SHUFFLE, dtypes.bool.vec(parts * lanes), (mask,), order),)
+            loaded = self.emit(Ops.LOAD, narrow, (memory, self.start(address), *gate))
+            result.append(self.emit(Ops.BITCAST, wide, (loaded,)))
+        self.values[node] = result
+        return True
 
     def condition(self, node: UOp, src: tuple[UOp, ...]) -> UOp:
         """A vector of bools; known where its operands are (masks of a tile often are)."""

@@ -559,7 +559,7 @@ class CRenderer:
     def bitcast(self, node: UOp) -> None:
         source, text = node.src[0].dtype, self.value(node.src[0])
         here, there = self.type_of(source), self.type_of(node.dtype)
-        if source.count > 1 or here == there:
+        if (source.count > 1 and node.dtype.count > 1) or here == there:
             self.names[node] = self.define(there, f"({there}){text}")
             return
         self.names[node] = self.define(there, f"((union {{ {here} a; {there} b; }}){{.a = {text}}}).b")

@@ -212,6 +212,8 @@ class _Writer:
         handler = _HANDLERS.get(node.op)
         if handler is not None:
             handler(self, node)
+        elif node.op is Ops.BITCAST and node.dtype.count != node.src[0].dtype.count:
+            self.regroup(node)
         elif node.op.is_elementwise:
             operands = [self.of(s) for s in node.src]
             rows = zip(*operands, strict=True)
@@ -220,6 +222,18 @@ class _Writer:
             raise CompileError(f"{node.op.name} on PYTHON",
                                because="it is not an instruction of linear programs",
                                fix="lower it before linearising")
+
+    def regroup(self, node: UOp) -> None:
+        """BITCAST to lanes of another width, integers both: the bits of all lanes, the first lowest."""
+        before, dtype, result = node.src[0].dtype, node.dtype.scalar, []
+        bits = self.fresh()
+        mask, lanes = (1 << before.bitsize) - 1, self.of(node.src[0])
+        parts = [f"({lane} & {mask}) << {before.bitsize * at}" for at, lane in enumerate(lanes)]
+        self.put(f"{bits} = {' | '.join(parts)}")
+        for at in range(node.dtype.count):
+            result.append(self.fresh())
+            self.put(rounded(result[-1], f"{bits} >> {dtype.bitsize * at}", dtype))
+        self.lanes[node] = result
 
     def assign(self, node: UOp, operands: list[str]) -> str:
         """A statement that computes one lane; the new variable."""

@@ -280,7 +280,8 @@ class Ops:
 
     # ---- casts
     CAST = define("CAST", "cast", 1, "Convert the value; float to integer truncates.")
-    BITCAST = define("BITCAST", "cast", 1, "Reinterpret the bits in a type of the same width.",
+    BITCAST = define("BITCAST", "cast", 1,
+                      "Reinterpret the bits in a type of the same width (a vector's lanes together).",
                       differentiable=False)
 
     # ---- movement: tensor level only

@@ -67,7 +67,10 @@ def _cast(u: UOp) -> bool:
 
 
 def _bitcast(u: UOp) -> bool:
-    return _cast(u) and u.dtype.bitsize == u.src[0].dtype.bitsize
+    if _cast(u):
+        return u.dtype.bitsize == u.src[0].dtype.bitsize
+    before = u.src[0].dtype if len(u.src) == 1 else dtypes.void  # lanes of another width, the first lowest
+    return u.dtype.kind in "iu" and before.kind in "iu" and u.dtype.itemsize == before.itemsize
 
 
 def _size(value: Any) -> bool:
@@ -216,7 +219,7 @@ _VALUES = (
     Row(tuple(ALU), "operands of one dtype that the op takes; comparisons give bool; WHERE is (bool, x, x)",
         _alu),
     Row((Ops.CAST,), "one value operand", _cast),
-    Row((Ops.BITCAST,), "one operand of the same width", _bitcast),
+    Row((Ops.BITCAST,), "one operand of the same width (in all, between integers)", _bitcast),
     Row((Ops.VAR,), "index, VarArg with min <= max",
         lambda u: u.dtype is dtypes.index and isinstance(u.arg, VarArg) and u.arg.min <= u.arg.max),
 )
