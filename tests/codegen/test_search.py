@@ -128,6 +128,24 @@ def test_a_lucky_run_does_not_win() -> None:
     assert search(MATMUL, AVX512, 2, Lucky(lambda opts: 1.0 if opts == start else 0.5)) == start
 
 
+def test_a_winner_has_to_win_most_turns_and_once_more_alone() -> None:
+    start = start_of(MATMUL)
+
+    class Seldom(Times):
+        def race(self, candidates: Sequence[Opts], careful: bool) -> list[Timing]:
+            return [Timing(1.0, 1.0, 0.0) if opts == start else Timing(0.9, 0.9, 0.5) for opts in candidates]
+
+    class Crowd(Times):
+        """Only in a crowd is anything faster."""
+
+        def race(self, candidates: Sequence[Opts], careful: bool) -> list[Timing]:
+            fast = 0.5 if len(candidates) > 2 else 1.0
+            return [Timing(1.0, 1.0, 0.0) if opts == start else Timing(fast, fast) for opts in candidates]
+
+    for judge in (Seldom, Crowd):
+        assert search(MATMUL, AVX512, 2, judge(lambda opts: 1.0 if opts == start else 0.5)) == start
+
+
 def test_a_winner_that_is_wrong_on_other_data_is_dropped() -> None:
     good, wrong = Opt(OptKind.UPCAST, 0, 2), Opt(OptKind.UPCAST, 0, 4)
 

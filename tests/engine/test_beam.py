@@ -367,6 +367,12 @@ def test_an_interrupt_keeps_the_best_so_far(cache: Path, monkeypatch: pytest.Mon
         assert beam.known(ast, Device.get("CPU").target.key) is None  # the search goes on next time
 
 
+def _known_base(ast: UOp) -> str:
+    entry = tuning.load(ast, Device.get("CPU").target.key)
+    assert entry is not None
+    return entry.base
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "ast",
@@ -383,8 +389,8 @@ def test_a_winner_is_not_slower(cache: Path, ast: UOp) -> None:
     with Context(BEAM_TIME=4):
         opts = beam.search(ast, "CPU", 2)
     runner = Runner(ast, "CPU")
-    (base, _), (best, _) = runner.race([compile_candidate(ast, "CPU", o) for o in (None, opts)], 2.0)
-    assert best <= base * 1.05
+    base, best = runner.race([compile_candidate(ast, "CPU", o) for o in (None, opts)], 2.0)
+    assert opts == parse_opts(_known_base(ast)) or (best[0] <= base[0] * 1.05 and best[2] > 0.5)
 
 
 def python(code: str, cache: Path, **environment: str) -> subprocess.Popen[str]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 COMPILE_LIMIT = 20.0  # seconds for one candidate
 EXPLORING = 0.75  # share of the time after which nothing new is tried: the rest is for the final race
-NEVER: tuple[float, float] = (math.inf, math.inf)
+NEVER = (math.inf, math.inf, 0.0)
 
 # ---- what a kernel is compiled with ------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class Measure:
         made = self.pool.map(
             [("compile", self.ast, self.device, repr_opts(opts)) for opts in new],
             COMPILE_LIMIT,
-            max(1.0, self.left()),
+            max(1.0, self.left()) if self.best < math.inf else math.inf,  # the first ones start the workers
         )
         self.known.update(zip(new, made))
         self.count += len(new)
@@ -175,18 +175,23 @@ class Measure:
         return float(seconds)
 
     def race(self, candidates: Sequence[tuple[Opt, ...]], careful: bool) -> list[Timing]:
-        """Candidates that were measured, in turns."""
+        """Candidates that were measured, in turns. When one fails, the others run again without it."""
         from whit.codegen.search import Timing
 
-        runnable = {opts: made for opts in candidates if (made := self.known.get(opts)) is not None}
-        found = None
-        if runnable and self._is_ready():
+        times: dict[tuple[Opt, ...], tuple[float, float, float]] = {}
+        while not times and self.best < math.inf and self._is_ready():  # something ran in time
+            runnable = {opts: made for opts in candidates if (made := self.known.get(opts)) is not None}
             length = min(0.6 if careful else 0.1, max(0.05, self.left() / 2))
-            runs = 3 * len(runnable) * max(self.best if self.best < math.inf else 1.0, 0.01)
-            found = self.pool.ask_runner(("race", list(runnable.values()), length), 1.0 + length + 10 * runs)
-        if found is None:  # one of them fails: then each alone shows which
-            return [Timing(*2 * (self.time(self.known.get(opts)),)) for opts in candidates]
-        times = dict(zip(runnable, found))
+            runs = 3 * len(runnable) * max(self.best, 0.01)
+            limit = 1.0 + length + 10 * runs
+            found = self.pool.ask_runner(("race", list(runnable.values()), length), limit) if runnable else []
+            if found is not None:
+                times = dict(zip(runnable, found))
+                break
+            failed = [opts for opts, made in runnable.items() if self.time(made) == math.inf]
+            if not failed or self.left() < 0:
+                break
+            self.known.update(dict.fromkeys(failed))
         return [Timing(*times.get(opts, NEVER)) for opts in candidates]
 
     def verify(self, opts: tuple[Opt, ...]) -> bool:
