@@ -492,7 +492,7 @@ def compare(got: np.ndarray, wanted: np.ndarray, dtype: DType, slot: int, spread
     if dtype.is_float:
         a, b = got.astype(np.float64), wanted.astype(np.float64)
         finite = b[np.isfinite(b)]
-        limit = 16 * spread + _RTOL[dtype.itemsize] * max(1e-3, float(np.abs(finite).max(initial=0)))
+        limit = 16 * spread + _RTOL[dtype.itemsize] * max(0.03, float(np.abs(finite).max(initial=0)))
         with np.errstate(invalid="ignore"):
             bad = ~((np.abs(a - b) <= limit) | (a == b) | (np.isnan(a) & np.isnan(b)))
     else:
