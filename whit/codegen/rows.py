@@ -20,7 +20,7 @@ from whit.uop import AxisType, Ops, UOp
 from whit.uop.symbolic import linear_form
 
 COLUMNS = 8  # of a register tile at most
-STEPS = 4  # iterations side by side in what has no columns
+STEPS = 4  # iterations side by side
 
 
 def rows(k: Kernel) -> UOp | None:
@@ -45,9 +45,12 @@ def rows(k: Kernel) -> UOp | None:
     for node in order:
         if node.op is Ops.REDUCE or node.op is Ops.STAGE:
             inner = node.src[-1].arg.uid
-            if inner not in done and (node.op is Ops.STAGE or _column(node, row) is None):
+            if inner in done or not k.is_static(inner) or k.size(inner) < 4 * STEPS:
+                continue
+            is_product = node.op is Ops.REDUCE and _column(node, row) is not None
+            if not is_product or k.size(inner) % STEPS == 0:  # no masks in the innermost loops
                 done.add(inner)
-                k.tile(inner, STEPS if k.is_static(inner) and k.size(inner) >= 4 * STEPS else 1)
+                k.tile(inner, STEPS)
     return root
 
 
