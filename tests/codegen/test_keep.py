@@ -110,7 +110,10 @@ def run(ast: UOp, data: np.ndarray, target: Target, opts: Any = None) -> np.ndar
     return contents(buffers[0], data.dtype, data.shape)
 
 
-@pytest.mark.parametrize("shape", [(3, 16), (5, 100), (64, 512), (7, 1000), (2, 4099), (131, 1024), (1, 1 << 15)])
+SHAPES = [(3, 16), (5, 100), (64, 512), (7, 1000), (2, 4099), (131, 1024), (1, 1 << 15)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_values(shape: tuple[int, int]) -> None:
     """Bits do not depend on whether the values are kept."""
     data = np.random.default_rng(shape[1]).standard_normal(shape).astype(np.float32) * 5

@@ -341,7 +341,8 @@ class _Writer:
 _HANDLERS: dict[Op, Callable[[_Writer, UOp], None]] = {
     Ops.RANGE: _Writer.loop, Ops.END: _Writer.end, Ops.IF: _Writer.condition, Ops.ENDIF: _Writer.end,
     Ops.SPECIAL: _Writer.special, Ops.REG: _Writer.register, Ops.SET: _Writer.set, Ops.LOCAL: _Writer.scratch,
-    Ops.BARRIER: _Writer.barrier, Ops.PREFETCH: _Writer.nothing, Ops.LOAD: _Writer.load, Ops.STORE: _Writer.store,
+    Ops.BARRIER: _Writer.barrier, Ops.PREFETCH: _Writer.nothing,
+    Ops.LOAD: _Writer.load, Ops.STORE: _Writer.store,
     Ops.BROADCAST: _Writer.pick,
     Ops.STACK: _Writer.pick, Ops.EXTRACT: _Writer.pick, Ops.SHUFFLE: _Writer.pick, Ops.FOLD: _Writer.fold,
 }
