@@ -22,7 +22,7 @@ import pytest
 
 from whit.autograd.gradient import gradient
 from whit.codegen.linearize import linearize
-from whit.codegen.lower import _PREPARE, lower_passes, prepare
+from whit.codegen.lower import _PREPARE, _PREPARE_FOR, lower_passes, prepare
 from whit.codegen.opts import apply, parse_opts
 from whit.codegen.simplify import simplify_values
 from whit.codegen.target import Target
@@ -44,6 +44,8 @@ TARGET = Target(key="golden", language="python", vector_bytes=16, vector_registe
 WITH_GROUPS = Target(key="golden groups", language="python", threads=1, has_local=True, local_bytes=1 << 15,
                      max_local=64,
                      native=frozenset(ALU) - DECOMPOSED)
+UNSIGNED = TARGET._replace(key="golden unsigned", native=TARGET.native - {Ops.DOT4, Ops.DOT2})
+TARGETS = {"": TARGET, "for groups": WITH_GROUPS, "with DOT4U": UNSIGNED}
 
 
 def _gradient(root: UOp, text: str) -> UOp:
@@ -67,11 +69,11 @@ PASSES: dict[str, tuple[Callable[[UOp, str], UOp], str, str]] = {
 
 
 def _lowering(step: Pass) -> tuple[Callable[[UOp, str], UOp], str, str]:
-    return lambda u, text: step.run(u, WITH_GROUPS if text == "for groups"
-                                    else TARGET), step.needs, step.gives
+    return lambda u, text: step.run(u, TARGETS[text]), step.needs, step.gives
 
 
-PASSES |= {step.name: _lowering(step) for step in (*_PREPARE, *lower_passes()) if step.name not in PASSES}
+STEPS = (*_PREPARE, *_PREPARE_FOR, *lower_passes())
+PASSES |= {step.name: _lowering(step) for step in STEPS if step.name not in PASSES}
 
 
 def run(path: Path) -> str:
