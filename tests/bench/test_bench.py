@@ -83,6 +83,30 @@ def test_rows_by_word_or_group() -> None:
     assert matching([]) == ROWS and matching(["no such row"]) == []
 
 
+def test_the_program_lists_its_rows_and_refuses_unknown_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = importlib.import_module("bench.__main__")
+    monkeypatch.setattr("sys.argv", ["bench", "--list"])
+    program.main()
+    assert len(capsys.readouterr().out.splitlines()) == len(ROWS)
+    monkeypatch.setattr("sys.argv", ["bench", "--only", "no such row"])
+    with pytest.raises(SystemExit, match="no row matches no such row"):
+        program.main()
+
+
+def test_a_whole_program_that_fails_is_left_out_or_fails_the_row(tmp_path: Path) -> None:
+    from bench.processes import programs
+
+    goals = (Goal(("no_such_module",), 1.0, time=True),)
+    result = programs(Row("a", goals, code="import {0}", cache="cold"), 1, tmp_path)
+    assert len(result["samples"]["whit"]) == 1 and "no_such_module" in result["failures"]["no_such_module"]
+    figure = table.figure(Row("a", goals), result)
+    assert math.isnan(figure.verdicts[0].ratio) and "left out" in table.lines(figure)
+    broken = programs(Row("b", goals, code="import {0}; 1 / 0"), 1, tmp_path)
+    assert "ZeroDivisionError" in broken["error"]
+
+
 # ---- the probe ---------------------------------------------------------------------------------------------
 
 
