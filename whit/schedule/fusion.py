@@ -543,7 +543,7 @@ def _find_companion(node: UOp, costs: Costs, fusion: Fusion) -> tuple[Home, Plac
     """A home over the same elements that would fill the same scratch, of which neither needs the other: the
     gradients of keys and of values are sums over one matrix of weights. And the place of `node` in its loops:
     the last two axes may stand the other way round."""
-    shared = costs.large_below(node)
+    shared = frozenset([s for s in costs.large_below(node) if costs.products.get(s, 0.0) <= LONGEST])
     if not shared or node.op in (Ops.STORE, Ops.COPY) or node.ndim < 2:
         return None
     alone, last = Home(node, ""), node.ndim - 1
@@ -572,8 +572,15 @@ def _outer_places(
     if known is not None:
         return known
 
+    top = node
+    while top.op in _VIEWS:
+        top = top.src[0]
+
     def leads_nowhere(part: UOp) -> bool:
-        return part in wanted or (part is not node and costs.large_below(part).isdisjoint(wanted))
+        if part in wanted or part is node or part is top:
+            return part in wanted
+        # another contraction has a kernel, and memory, of its own
+        return part in costs.contractions or costs.large_below(part).isdisjoint(wanted)
 
     home = Home(node, "")
     found = set()
@@ -584,7 +591,8 @@ def _outer_places(
             steps += 1
             if part in wanted:
                 inner = [None if any(r in home.enclosing for r in idx.ranges) else idx for idx in place.idxs]
-                found.add((part, tuple(inner)))
+                if inner.count(None) <= 1:  # a row of scratch for each round of the output loops
+                    found.add((part, tuple(inner)))
             elif not leads_nowhere(part):
                 for source, at in sources_at(part, place, home):
                     places.setdefault(source, {})[at] = None
