@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from whit.codegen.opts import Axis, AxisTable, Opt, OptError, OptKind
 from whit.codegen.scopes import Kernel
@@ -38,7 +39,7 @@ ROOM = 0.5  # of the second cache that a block of packed rows takes
 NEAR, FAR = 24, 8  # bytes a cycle from the second cache, and from beyond it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Product:
     """The reduction to block: its axes by role and the values that are read in it, with their numbers."""
 
@@ -57,7 +58,7 @@ class Product:
     is_near: bool = True  # whether results are neighbours along n
     merged: bool = False  # n stands for two axes, `across` and the one found first
 
-    @property
+    @cached_property
     def column_copy(self) -> float:
         """Cycles to pack an element of the columns: from beyond the second cache when they do not fit it."""
         reads = [u for _, value in self.columns for u in value.toposort() if u.op is Ops.INDEX]
@@ -65,50 +66,50 @@ class Product:
         far = nbytes > self.target.l2_bytes / 2
         return max(self.packing, 2 * self.itemsize / FAR) if far else self.packing
 
-    @property
+    @cached_property
     def size_m(self) -> int:
         """Rows."""
         return _size(self.m)
 
-    @property
+    @cached_property
     def size_n(self) -> int:
         """Columns."""
         return _size(self.n)
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         """Elements of the accumulator's type in a vector."""
         return max(1, self.target.vector_bytes // self.itemsize)
 
-    @property
+    @cached_property
     def rows_run_along_m(self) -> bool:
         """Whether neighbours of the rows in memory are neighbours along m."""
         return any(_steps(value).get(self.m.roots[-1]) == 1 for _, value in self.rows)
 
-    @property
+    @cached_property
     def rows_odd(self) -> bool:
         """Whether the index of the rows has more than factors of axes: it is best evaluated once."""
         reads = [u for _, value in self.rows for u in value.toposort() if u.op is Ops.INDEX]
         return any(t.op is not Ops.RANGE for read in reads for t in linear_form(read.src[1])[0])
 
-    @property
+    @cached_property
     def batches(self) -> int:
         """How often the whole is done."""
         return int(prod([_size(a) for a in self.outer if a is not self.across]))
 
-    @property
+    @cached_property
     def rows_far(self) -> bool:
         """Whether rows lie so far apart that each is a stream of its own."""
         return any(
             abs(_steps(value).get(self.m.roots[-1], 0)) * self.itemsize >= 2048 for _, value in self.rows
         )
 
-    @property
+    @cached_property
     def rows_masked(self) -> bool:
         """Whether rows are padded."""
         return any(len(u.src) > 2 for _, value in self.rows for u in value.toposort() if u.op is Ops.INDEX)
 
-    @property
+    @cached_property
     def column_batches(self) -> int:
         """How often there are other columns."""
         outer = [a for a in self.outer if a is not self.across and self.moves_columns(a)]
@@ -118,17 +119,22 @@ class Product:
         """Whether columns depend on an axis."""
         return any(depends(value, axis) for _, value in self.columns)
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Of the result."""
         return int(prod([_size(a) for a in (*self.outer, self.m, self.n)]))
 
-    @property
+    @cached_property
     def work(self) -> int:
         """Products in all."""
         return self.elements * self.folded
 
-    @property
+    def work_cycles(self) -> float:
+        """Cycles of the products alone, on all threads, with the best register tile."""
+        least = min([tile.per_product(self) for tile in _tiles(self)], default=0.0)
+        return least * self.folded * self.batches / self.target.threads
+
+    @cached_property
     def row_uses(self) -> int:
         """How often each row is used beside the columns of its own product."""
         return int(prod([_size(a) for a in self.outer if not any(depends(v, a) for _, v in self.rows)]))
@@ -336,7 +342,7 @@ def _packing(values: Sequence[tuple[int, UOp]], axis: Axis, folds: Sequence[Axis
 
 def best_blocking(p: Product, pieces: bool = True) -> Blocking | None:
     """The blocking of least cost: first register tiles by themselves, then all else for the best of them."""
-    tiles = sorted(_tiles(p), key=lambda b: b.per_product(p))[:8]
+    tiles = sorted(_tiles(p), key=lambda b: b.per_product(p))[:6]
     return min(
         [b for tile in tiles for b in _variants(p, tile, pieces)], key=lambda b: b.cycles(p), default=None
     )
@@ -420,18 +426,31 @@ def block(k: Kernel) -> bool:
         forms = [p for p in find_products(k) if p.work >= LEAST_WORK and p.size_m >= 4] if k.lanes > 1 else []
         forms += [both for p in forms if (both := merged(p, k.table.ast)) is not None]
         forms = [p for p in forms if p.size_n * 2 > p.lanes]
-        choices = [(b.cycles(p), b, p) for p in forms if (b := best_blocking(p, pieces)) is not None]
-        choices = [c for c in choices if c[1].pack_columns or c[1].pack_rows]
-        if not choices:
+        found = _best(forms, pieces)
+        if found is None:
             return False
-        _, best, form = min(choices, key=lambda c: c[0])
         try:
-            _carry_out(k.table, form, best)
+            _carry_out(k.table, *found)
         except OptError:
             k.table = _replayed(k, before)
         else:
             return True
     return False
+
+
+def _best(forms: list[Product], pieces: bool) -> tuple[Product, Blocking] | None:
+    """The best blocking of any form; forms whose products alone cost more than that are not looked at."""
+    bare = sorted([(p.work_cycles(), number) for number, p in enumerate(forms)])
+    best: tuple[float, Product, Blocking] | None = None
+    for cycles, number in bare:
+        if best is not None and cycles >= best[0]:
+            break
+        choice = best_blocking(forms[number], pieces)
+        if choice is not None and (choice.pack_columns or choice.pack_rows):
+            total = choice.cycles(forms[number])
+            if best is None or total < best[0]:
+                best = total, forms[number], choice
+    return None if best is None else best[1:]
 
 
 def _replayed(k: Kernel, opts: Sequence[Opt]) -> AxisTable:
