@@ -19,7 +19,7 @@ from whit.helpers import prod, round_up
 from whit.uop import AxisType, Ops, UOp
 from whit.uop.symbolic import linear_form
 
-COLUMNS = 8  # of a register tile at most
+PRODUCTS = 16  # vectors that a register tile holds at most
 STEPS = 4  # iterations side by side
 
 
@@ -82,7 +82,7 @@ def _row_axis(k: Kernel) -> UOp | None:
 
 
 def _row_amount(k: Kernel, row: int) -> int:
-    """Rows of a block: two vectors, or one if scratch would take too much of the second cache."""
+    """Rows of a block: two vectors, or one if scratch would not fit into the second cache."""
     ast = k.table.ast
     a_row = sum(
         [
@@ -93,7 +93,7 @@ def _row_amount(k: Kernel, row: int) -> int:
     )
     amount = 2 * k.lanes
     while amount > 1 and (
-        amount * a_row > min(k.target.l2_bytes // 2, k.target.scratch_bytes * 3 // 4)
+        amount * a_row > min(k.target.l2_bytes, k.target.scratch_bytes * 3 // 4)
         or round_up(k.size(row), amount) > 1.25 * round_up(k.size(row), max(1, amount // 2))
     ):
         amount //= 2
@@ -112,7 +112,7 @@ def _columns(k: Kernel, column: int, vectors: int) -> int:
     if not k.is_static(column):
         return 1
     size = k.size(column)
-    most = min(COLUMNS, (k.target.vector_registers - vectors - 2) // vectors)
+    most = min(PRODUCTS // vectors, (k.target.vector_registers - vectors - 2) // vectors)
 
     def value(n: int) -> float:
         """Share of the work that is useful, with a load and a half beside n products."""
