@@ -38,7 +38,6 @@ from whit.codegen.opts import Opt, OptKind, apply, axes
 from whit.codegen.pipeline import generate
 from whit.helpers import Context
 from whit.renderer import CPU_OPS
-from whit.renderer import CPU_OPS
 from whit.uop import AxisType, Ops, ParamArg, UOp, dtypes
 
 TARGETS = [AVX512, SSE, SCALAR, GROUPS]
