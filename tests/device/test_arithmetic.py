@@ -91,6 +91,18 @@ def test_shifts(device: str, dtype: DType) -> None:
                                            q in zip(a, b, strict=True)], dtype))
 
 
+def test_products_of_packed_integers(device: str) -> None:
+    """DOT ops on random words, by the instruction or part by part, against views of memory in 64 bits."""
+    rng = np.random.default_rng(1)
+    x, y, z = rng.integers(-(1 << 31), 1 << 31, (3, 256)).astype(np.int32)
+    x[:4], y[:4] = [-0x7F7F7F80, -1, 0x7F7F7F7F, -(1 << 31)], [-0x7F7F7F80, -0x7F7F7F80, -1, 0x00008000]
+    kinds = {Ops.DOT4: (np.int8, np.int8), Ops.DOT4U: (np.uint8, np.int8), Ops.DOT2: (np.int16, np.int16)}
+    got = elementwise(device, [x, y, z], [lambda u, v, w, op=op: u.alu(op, v, w) for op in kinds])
+    for result, (first, second) in zip(got, kinds.values(), strict=True):
+        products = x.view(first).astype(np.int64) * y.view(second).astype(np.int64)
+        same(result, (z + products.reshape(256, -1).sum(1)).astype(np.int32))
+
+
 @pytest.mark.parametrize("dtype", [dtypes.int8, dtypes.int32, dtypes.uint32, dtypes.int64],
                          ids=lambda d: d.name)
 def test_division_by_constants(device: str, dtype: DType) -> None:

@@ -11,7 +11,7 @@ from tests.device.kernels import DEVICES, NUMPY, Array, contents, fold, loop, pa
 from whit.codegen.opts import OptError
 from whit.helpers import DeviceError
 from whit.runtime.device import Buffer, Device, PlanCall
-from whit.uop import DType, Ops, UOp, dtypes
+from whit.uop import DType, Ops, ReduceArg, UOp, dtypes
 from whit.uop.uop import alu
 
 pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"),
@@ -326,3 +326,21 @@ def test_groups(device: str, opts: tuple[str, ...]) -> None:
 def test_unknown_devices_are_refused(device: str) -> None:
     with pytest.raises(DeviceError, match="no such device"):
         Device.canonical(device.replace("CPU", "CPX").replace("PYTHON", "PITHON"))
+
+
+@pytest.mark.parametrize(("a", "b"), [("int8", "int8"), ("uint8", "int8"), ("int16", "int16")])
+def test_products_of_narrow_integers(device: str, a: str, b: str) -> None:
+    """A matrix product of a ragged size that wraps in 32 bits, as the heuristics want it."""
+    m, n, k = 18, 37, 50
+    info = np.iinfo(a)
+    x = RNG.integers(info.min, info.max + 1, (m, k)).astype(a)
+    y = RNG.integers(np.iinfo(b).min, np.iinfo(b).max + 1, (k, n)).astype(b)
+    x[0], y[:, 0] = info.min, np.iinfo(b).min
+    i, j, l = loop(m, 0), loop(n, 1), fold(k, 2)
+    left = read(param(1, m * k, getattr(dtypes, a)), i * k + l).cast(dtypes.int32)
+    right = read(param(2, k * n, getattr(dtypes, b)), l * n + j).cast(dtypes.int32)
+    total = UOp(Ops.REDUCE, dtypes.int32, (left * right, l), ReduceArg(Ops.ADD))
+    ast = UOp.sink(write(param(0, m * n, dtypes.int32), i * n + j, total).end(i, j))
+    out = run(device, ast, [np.zeros(m * n, np.int32), x.reshape(-1), y.reshape(-1)], None)[0]
+    expected = (x.astype(np.int64) @ y.astype(np.int64)).astype(np.int32)
+    np.testing.assert_array_equal(out.reshape(m, n), expected)
