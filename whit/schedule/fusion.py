@@ -11,6 +11,7 @@ Units of cost: one vectorised arithmetic operation on one element (about 0.02 ns
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from whit.helpers import all_int, log, prod
@@ -246,6 +247,9 @@ class Costs:
         self.lean: dict[UOp, float] = {}  # cost where large contractions are in memory
         self.products: dict[UOp, float] = {}  # values with contractions in them: the length of the longest
         self.feeds_product: set[UOp] = set()  # values of which a contraction is made by elementwise steps
+        self.large: dict[UOp, frozenset[UOp]] = {}  # of `large_below`
+        # such a value -> the numbers and nodes of the homes that it is below of
+        self.above: dict[UOp, list[tuple[int, UOp]]] = {}
         self.outer_places: dict[
             tuple[UOp, Place, frozenset[UOp]], frozenset[tuple[UOp, tuple[UOp | None, ...]]]
         ] = {}  # of `_outer_places`
@@ -253,9 +257,13 @@ class Costs:
 
     def large_below(self, node: UOp) -> frozenset[UOp]:
         """Shared values below that had better not lie in memory."""
-        while node.op in _VIEWS:
-            node = node.src[0]
-        return frozenset([s for s in self.below[node] if s in self.expansions])
+        found = self.large.get(node)
+        if found is None:
+            value = node
+            while value.op in _VIEWS:
+                value = value.src[0]
+            found = self.large[node] = frozenset([s for s in self.below[value] if s in self.expansions])
+        return found
 
     def whole(self, node: UOp) -> float:
         """Cost of an element when nothing that is shared lies in memory but large contractions."""
@@ -420,6 +428,8 @@ def decide(root: UOp, outputs: dict[UOp, str]) -> Fusion:
                 places = {(id(home), place): home}
             else:
                 home = fusion.homes[node] = Home(node, reason)
+                for large in costs.large_below(node):
+                    costs.above.setdefault(large, []).append((len(fusion.homes), node))
                 places = {(id(home), home.place): home}
             if op is Ops.COPY:
                 continue
@@ -539,6 +549,10 @@ def _find_host(
     return None
 
 
+def _number(pair: tuple[int, UOp]) -> int:
+    return pair[0]
+
+
 def _find_companion(node: UOp, costs: Costs, fusion: Fusion) -> tuple[Home, Place] | None:
     """A home over the same elements that would fill the same scratch, of which neither needs the other: the
     gradients of keys and of values are sums over one matrix of weights. And the place of `node` in its loops:
@@ -547,10 +561,9 @@ def _find_companion(node: UOp, costs: Costs, fusion: Fusion) -> tuple[Home, Plac
     if not shared or node.op in (Ops.STORE, Ops.COPY) or node.ndim < 2:
         return None
     alone, last = Home(node, ""), node.ndim - 1
-    for other, home in fusion.homes.items():
+    for _, other in sorted({pair for large in shared for pair in costs.above.get(large, ())}, key=_number):
+        home = fusion.homes[other]
         if home.node.op in (Ops.STORE, Ops.COPY) or other.device != node.device or other.ndim != node.ndim:
-            continue
-        if shared.isdisjoint(costs.large_below(other)):
             continue
         theirs, best = _outer_places(other, home.place, shared, costs), (0, home.place)
         for order in ((*range(last - 1), last - 1, last), (*range(last - 1), last, last - 1)):
@@ -582,6 +595,9 @@ def _outer_places(
         # another contraction has a kernel, and memory, of its own
         return part in costs.contractions or costs.large_below(part).isdisjoint(wanted)
 
+    if _is_far(node, leads_nowhere):  # more than so many elements in any case
+        costs.outer_places[node, start, wanted] = frozenset()
+        return frozenset()
     home = Home(node, "")
     found = set()
     places: dict[UOp, dict[Place, None]] = {node: {start: None}}
@@ -601,6 +617,26 @@ def _outer_places(
             break
     result = costs.outer_places[node, start, wanted] = frozenset(found)
     return result
+
+
+def _is_far(node: UOp, stop: Callable[[UOp], bool]) -> bool:
+    """Whether more than FAR_AWAY values are computed on the way down to where `stop` holds."""
+    seen = {node}
+    stack = [node]
+    while stack:
+        part = stack.pop()
+        if stop(part) or not (part.op.is_elementwise or part.op.is_movement or part.op in _STEPS):
+            continue
+        for source in part.src:
+            if source not in seen:
+                seen.add(source)
+                stack.append(source)
+        if len(seen) > FAR_AWAY:
+            return True
+    return False
+
+
+_STEPS = frozenset({Ops.REDUCE, Ops.CONTIGUOUS, Ops.DETACH, Ops.TAKE})
 
 
 def _waits_for(home: Home, others: dict[int, Home], fusion: Fusion) -> bool:
