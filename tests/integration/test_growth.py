@@ -135,6 +135,16 @@ def swaps(n: int) -> list[Tensor]:
     return [t for pair in pairs for t in pair]
 
 
+def attention(n: int) -> list[Tensor]:
+    """Layers of attention, forward and backward."""
+    weights = [leaf(3, 16, 16) for _ in range(n)]
+    x = leaf(2, 8, 16)
+    for weight in weights:
+        q, k, v = [(x @ weight[part]).reshape(2, 8, 2, 8).transpose(1, 2) for part in range(3)]
+        x = x + q.scaled_dot_product_attention(k, v, is_causal=True).transpose(1, 2).reshape(2, 8, 16)
+    return x.sum().gradient(*weights)
+
+
 FACTOR = 4
 LEEWAY = 1.3  # beyond proportional
 
@@ -145,7 +155,8 @@ def lines_to_schedule(make: Callable[[int], list[Tensor]], n: int) -> int:
 
 
 SCHEDULED = [(chain, 24), (functions, 16), (outputs, 24), (tree, 24), (kernels, 16), (updates, 20),
-             (writes, 24), (normalised, 6), (gradients, 3), (joined, 16), (copies, 16), (swaps, 8)]
+             (writes, 24), (normalised, 6), (gradients, 3), (attention, 2), (joined, 16), (copies, 16),
+             (swaps, 8)]
 
 
 @pytest.mark.parametrize("make, small", SCHEDULED)
