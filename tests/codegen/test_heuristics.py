@@ -154,7 +154,7 @@ def test_convolution_vectorises_rows_of_pixels():
     ast = conv(128, 32, 32, 24, 24, 5, 5)
     made = apply(ast, choose(ast, AVX512), AVX512)
     upcast = [a.size for a in axes(made) if a.type is AxisType.UPCAST]
-    assert max(upcast) in (16, 20, 24, 32) and np.prod(upcast) // 16 >= 8
+    assert max(upcast) % 16 == 0 and np.prod(sorted(upcast)[-2:]) // 16 >= 8
 
 
 def test_weight_gradient_packs_what_it_multiplies_in_pieces_of_the_sum():

@@ -192,3 +192,17 @@ def test_images_that_lie_alike_are_one_axis():
     """A 1x1 convolution walks pixels in both memories: columns are pixels of the whole image."""
     kinds = [opt.kind for opt in choose(conv(2, 64, 64, 14, 14, 1, 1), AVX512)]
     assert OptKind.STAGE in kinds
+
+
+def test_narrow_images_fill_whole_vectors():
+    """Rows of 20 pixels: tiles of four rows are five vectors, copied run by run."""
+    ast = conv(2, 4, 32, 24, 24, 5, 5)
+    opts = choose(ast, AVX512)
+    assert OptKind.MERGE in {opt.kind for opt in opts}
+    assert any(opt.kind is OptKind.UPCAST and opt.amount == 80 for opt in opts)
+    given_buffers = buffers_for(ast)
+    made = apply(ast, opts, AVX512)
+    reads = [u for u in made.toposort() if u.op is Ops.INDEX and u.src[0].op is Ops.PARAM]
+    assert not any(u.op in (Ops.FLOORDIV, Ops.FLOORMOD) for r in reads for u in r.src[1].toposort())
+    for want, got in zip(outputs(ast, given_buffers), outputs(made, given_buffers), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)

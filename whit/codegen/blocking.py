@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import lcm
 
 from whit.codegen.opts import Axis, AxisTable, Opt, OptError, OptKind
 from whit.codegen.scopes import Kernel
@@ -57,14 +58,14 @@ class Product:
     across: Axis | None = None  # of `outer`, the axis nearest to n on which columns depend and rows do not
     is_near: bool = True  # whether results are neighbours along n
     merged: bool = False  # n stands for two axes, `across` and the one found first
+    run: int = 0  # if so: neighbours of the source come in runs of this length, which whole tiles can copy
 
     @cached_property
-    def column_copy(self) -> float:
-        """Cycles to pack an element of the columns: from beyond the second cache when they do not fit it."""
+    def columns_far(self) -> bool:
+        """Whether columns come from beyond the second cache."""
         reads = [u for _, value in self.columns for u in value.toposort() if u.op is Ops.INDEX]
         nbytes = sum(u.src[0].arg.size * u.dtype.itemsize for u in reads) / self.column_batches
-        far = nbytes > self.target.l2_bytes / 2
-        return max(self.packing, 2 * self.itemsize / FAR) if far else self.packing
+        return bool(nbytes > self.target.l2_bytes / 2)
 
     @cached_property
     def size_m(self) -> int:
@@ -231,7 +232,10 @@ def merged(p: Product, ast: UOp) -> Product | None:
     outer = tuple([a for a in p.outer if a is not o])
     found = [_steps(value) for _, value in p.columns]
     alike = all(t.get(n.roots[0]) == 1 and t.get(o.roots[0]) == _size(n) for t in found)
-    return replace(p, n=both, outer=outer, packing=COPY if alike else GATHER, across=None, merged=True)
+    packing, run = (
+        (COPY, 0) if alike else (GATHER, _size(n) if all(t.get(n.roots[0]) == 1 for t in found) else 0)
+    )
+    return replace(p, n=both, outer=outer, packing=packing, across=None, merged=True, run=run)
 
 
 def _neighbours(ast: UOp, loops: Sequence[Axis]) -> Axis | None:
@@ -281,11 +285,16 @@ class Blocking:
             work += self._row_copies(p) * blocks * block * self.tile_m * p.folded * p.row_packing
         if self.pack_columns:
             passes = blocks if not self.wide else self.tasks if self.shared == "m" else 1
-            work += p.column_batches * passes * tiles_n * self.columns * p.folded * p.column_copy
+            work += p.column_batches * passes * tiles_n * self.columns * p.folded * self._column_copy(p)
         if not p.is_near:
             work += p.elements * SCATTER * self.pieces
         threads = p.target.threads if self.tasks > 1 else 1
         return float(work * ceildiv(self.tasks, threads) / self.tasks)
+
+    def _column_copy(self, p: Product) -> float:
+        """Cycles to pack an element of the columns."""
+        packing = 2 * COPY if p.run and self.tile_n % p.run == 0 else p.packing
+        return max(packing, 2 * p.itemsize / FAR) if p.columns_far else packing
 
     def _tile(self, p: Product, block: int) -> float:
         """Cycles of one register tile."""
@@ -350,9 +359,10 @@ def best_blocking(p: Product, pieces: bool = True) -> Blocking | None:
 
 def _tiles(p: Product) -> Iterator[Blocking]:
     registers = p.target.vector_registers
-    for vectors in (1, 2, 3, 4):
+    runs = lcm(p.run, p.lanes) // p.lanes
+    for vectors in sorted({1, 2, 3, 4, *([runs] if 0 < runs <= 8 else [])}):
         most = min((registers - 1 - vectors) // vectors, 14, p.size_m)
-        for beside in [n for n in (1, 2, 3, 4) if vectors % n == 0]:
+        for beside in [n for n in (1, 2, 3, 4) if vectors <= 4 and vectors % n == 0] or [1]:
             tile_n = vectors // beside * p.lanes
             if tile_n - p.lanes >= p.size_n or (
                 beside > 1 and (p.across is None or beside > _size(p.across))

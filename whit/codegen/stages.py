@@ -90,7 +90,8 @@ def stage_reads(sink: UOp, wanted: Iterable[tuple[UOp, Level]], target: Target) 
         halves = _halves(value, level, uid)
         uid += 2 * len(halves)
         whole = {r: outer * _size([inner]) + inner for r, (outer, inner) in halves.items()}
-        layout = _Layout(simplify(value.substitute(whole)), level, vectors, target.lanes(value.dtype))
+        exact = frozenset([inner for _, inner in halves.values()])
+        layout = _Layout(simplify(value.substitute(whole)), level, vectors, exact, target.lanes(value.dtype))
         layout.keep_together(halves.values())
         read = layout.staged(number, uid)
         back: dict[UOp, UOp] = {}
@@ -102,16 +103,22 @@ def stage_reads(sink: UOp, wanted: Iterable[tuple[UOp, Level]], target: Target) 
 
 
 def _halves(value: UOp, level: Level, uid: int) -> dict[UOp, tuple[UOp, UOp]]:
-    """Ranges that enter the source's index as r // n and r % n: each becomes a range over the blocks and one
-    inside of a block, which walks through neighbours."""
+    """Ranges that enter the source's index as r // n and r % n (also with multiples of n added): each becomes
+    a range over the blocks and one inside of a block, which walks through neighbours."""
     found: dict[UOp, tuple[UOp, UOp]] = {}
     for term in source_steps(value, Ops.FLOORMOD):
-        r, n = term.src
-        if r.op is Ops.RANGE and n.op is Ops.CONST and not r.arg.axis.is_tile and level.closes(r):
-            size = _size([r])
-            if r not in found and size % n.arg == 0 and size > n.arg:
-                pair = _range(uid, size // n.arg, r.arg.axis), _range(uid + 1, n.arg, r.arg.axis)
-                found[r], uid = pair, uid + 2
+        if term.src[1].op is not Ops.CONST:
+            continue
+        n: int = term.src[1].arg
+        terms, offset = linear_form(term.src[0])
+        for r, factor in terms.items():
+            others = [f for t, f in terms.items() if t is not r]
+            if r.op is not Ops.RANGE or factor != 1 or not level.closes(r) or r in found:
+                continue
+            if offset % n or any(f % n for f in others) or _size([r]) % n or _size([r]) == n:
+                continue
+            found[r] = _range(uid, _size([r]) // n, r.arg.axis), _range(uid + 1, n, r.arg.axis)
+            uid += 2
     return found
 
 
@@ -139,8 +146,11 @@ class _Layout:
     tile around. Without a tile axis the run is innermost.
     """
 
-    def __init__(self, value: UOp, level: Level, vectors: frozenset[UOp], lanes: int) -> None:
-        self.value, self.lanes = value, lanes
+    def __init__(
+        self, value: UOp, level: Level, vectors: frozenset[UOp], exact: frozenset[UOp], lanes: int
+    ) -> None:
+        """`exact`: ranges that must not be padded."""
+        self.value, self.lanes, self.exact = value, lanes, exact
         steps = source_steps(value)
         rows = [r for r in value.ranges if level.closes(r)]
         rows.sort(key=lambda r: (r.arg.axis, r.arg.uid))
@@ -169,7 +179,10 @@ class _Layout:
         for r in self.rows:
             short = r is self.rows[-1] and self.run is self.inner  # a few rows of a copy at a time
             place = place * self._fill(r, _size([r]), 4 if short and _size([r]) % 4 == 0 else 1) + r
-        inner = 1 if self.inner is None else _whole_vectors(_size([self.inner]), self.lanes)
+        inner = 1
+        if self.inner is not None:
+            inner = _size([self.inner])
+            inner = inner if self.inner in self.exact else _whole_vectors(inner, self.lanes)
         if self.run is not None and self.run is not self.inner:
             size = _size([self.run])
             width = min(self.lanes, inner) if self.inner is not None else _whole_vectors(size, self.lanes)
