@@ -1,248 +1,31 @@
-"""Blocks of products: loops, register tile and packed operands for a sum of products with reuse.
+"""Blocks of products: loops, register tile and packed operands for the sums of `products.py`.
 
-    C[m, n] = sum_k A[m, k] * B[k, n]
-
-also batched, transposed, and as a convolution, where the index of B is a window and k stands for several
-ranges.
-
-*Columns* are the reads that depend on the vector axis n, *rows* the others; m is an axis on which only
-rows depend. The nest becomes
+The nest becomes
 
     tasks, outer loops, blocks of m [pack the rows of a block], n [pack a panel of columns], tiles of m, k
 
 so that a panel is used by every tile of a block while it is in the caches. `Blocking.cycles` ranks the
-choices.
+choices. The constants were measured on cores with AVX-512; they only have to rank rightly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import lcm
 
 from whit.codegen.opts import Axis, AxisTable, Opt, OptError, OptKind
+from whit.codegen.products import COPY, Product, depends, find_products, merged, size_of
 from whit.codegen.scopes import Kernel
-from whit.codegen.stages import reads_of, source_steps
-from whit.codegen.target import Target
 from whit.helpers import ceildiv, prod, round_up
-from whit.uop import AxisType, Ops, UOp
-from whit.uop.ops import DOTS
-from whit.uop.symbolic import linear_form
+from whit.uop import AxisType
 
 LEAST_WORK = 1 << 14  # multiplications below which packing does not pay
 THREAD_WORK = 1 << 18  # multiplications below which a second thread does not pay
-COPY, TURN, GATHER = 0.25, 0.4, 1.5  # cycles to pack an element: as it lies, turned around, one by one
-_PRODUCTS = frozenset({Ops.MUL, *DOTS})  # what a sum to block adds up
 SCATTER = 10.0  # cycles to store an element by itself
 LOOP, ISSUE = 3, 3.1  # instructions of a loop itself, and how many a cycle
 ROOM = 0.5  # of the second cache that a block of packed rows takes
 NEAR, FAR = 24, 8  # bytes a cycle from the second cache, and from beyond it
-
-
-@dataclass(frozen=True)
-class Product:
-    """The reduction to block: its axes by role and the values that are read in it, with their numbers."""
-
-    target: Target
-    m: Axis
-    n: Axis
-    outer: tuple[Axis, ...]
-    folded: int  # how many products are summed up
-    fold: Axis  # the longest axis of the sum
-    rows: tuple[tuple[int, UOp], ...]
-    columns: tuple[tuple[int, UOp], ...]
-    itemsize: int
-    packing: float = COPY  # cycles to pack an element of the columns
-    row_packing: float = COPY
-    across: Axis | None = None  # of `outer`, the axis nearest to n on which columns depend and rows do not
-    is_near: bool = True  # whether results are neighbours along n
-    merged: bool = False  # n stands for two axes, `across` and the one found first
-    run: int = 0  # if so: neighbours of the source come in runs of this length, which whole tiles can copy
-
-    @cached_property
-    def columns_far(self) -> bool:
-        """Whether columns come from beyond the second cache."""
-        reads = [u for _, value in self.columns for u in value.toposort() if u.op is Ops.INDEX]
-        nbytes = sum(u.src[0].arg.size * u.dtype.itemsize for u in reads) / self.column_batches
-        return bool(nbytes > self.target.l2_bytes / 2)
-
-    @cached_property
-    def size_m(self) -> int:
-        """Rows."""
-        return _size(self.m)
-
-    @cached_property
-    def size_n(self) -> int:
-        """Columns."""
-        return _size(self.n)
-
-    @cached_property
-    def lanes(self) -> int:
-        """Elements of the accumulator's type in a vector."""
-        return max(1, self.target.vector_bytes // self.itemsize)
-
-    @cached_property
-    def rows_run_along_m(self) -> bool:
-        """Whether neighbours of the rows in memory are neighbours along m."""
-        return any(_steps(value).get(self.m.roots[-1]) == 1 for _, value in self.rows)
-
-    @cached_property
-    def rows_odd(self) -> bool:
-        """Whether the index of the rows has more than factors of axes: it is best evaluated once."""
-        reads = [u for _, value in self.rows for u in value.toposort() if u.op is Ops.INDEX]
-        return any(t.op is not Ops.RANGE for read in reads for t in linear_form(read.src[1])[0])
-
-    @cached_property
-    def batches(self) -> int:
-        """How often the whole is done."""
-        return int(prod([_size(a) for a in self.outer if a is not self.across]))
-
-    @cached_property
-    def rows_far(self) -> bool:
-        """Whether rows lie so far apart that each is a stream of its own."""
-        return any(
-            abs(_steps(value).get(self.m.roots[-1], 0)) * self.itemsize >= 2048 for _, value in self.rows
-        )
-
-    @cached_property
-    def rows_masked(self) -> bool:
-        """Whether rows are padded."""
-        return any(len(u.src) > 2 for _, value in self.rows for u in value.toposort() if u.op is Ops.INDEX)
-
-    @cached_property
-    def column_batches(self) -> int:
-        """How often there are other columns."""
-        outer = [a for a in self.outer if a is not self.across and self.moves_columns(a)]
-        return int(prod([_size(a) for a in outer]))
-
-    def moves_columns(self, axis: Axis) -> bool:
-        """Whether columns depend on an axis."""
-        return any(depends(value, axis) for _, value in self.columns)
-
-    @cached_property
-    def elements(self) -> int:
-        """Of the result."""
-        return int(prod([_size(a) for a in (*self.outer, self.m, self.n)]))
-
-    @cached_property
-    def work(self) -> int:
-        """Products in all."""
-        return self.elements * self.folded
-
-    def work_cycles(self) -> float:
-        """Cycles of the products alone, on all threads, with the best register tile."""
-        least = min([tile.per_product(self) for tile in _tiles(self)], default=0.0)
-        return least * self.folded * self.batches / self.target.threads
-
-    @cached_property
-    def row_uses(self) -> int:
-        """How often each row is used beside the columns of its own product."""
-        return int(prod([_size(a) for a in self.outer if not any(depends(v, a) for _, v in self.rows)]))
-
-
-def _size(axis: Axis) -> int:
-    assert isinstance(axis.size, int)
-    return axis.size
-
-
-def _steps(value: UOp) -> dict[UOp, int]:
-    """Factors in the index of the read that a value is made of."""
-    return source_steps(value, None)
-
-
-def depends(value: UOp, axis: Axis) -> bool:
-    """Whether a value of the unoptimised kernel changes along an axis."""
-    return not value.ranges.isdisjoint(axis.roots)
-
-
-def find_products(k: Kernel) -> list[Product]:
-    """The kernel's one sum as rows times columns, with the axis along which results are neighbours as columns
-    and with others; empty if it has another form or nothing to reuse."""
-    table = k.table
-    loops, folds = table.of_type(AxisType.LOOP), table.of_type(AxisType.REDUCE)
-    reduces = [node for node in table.closers if node.op is Ops.REDUCE]
-    if len(reduces) != 1 or reduces[0].arg.op is not Ops.ADD or reduces[0].src[0].op not in _PRODUCTS:
-        return []
-    if any(not isinstance(a.size, int) for a in (*loops, *folds)) or not folds:
-        return []
-    if any(node.op is Ops.STAGE for node in table.closers) or any(
-        end.op is not Ops.END for end in table.ast.src
-    ):
-        return []
-    reduce = reduces[0]
-    if any(not depends(reduce, a) or any(end not in a.owners for end in table.ast.src) for a in loops):
-        return []
-    inside = set(reduce.toposort())
-    values = [(number, value) for number, value in enumerate(reads_of(table.ast)) if value in inside]
-    values = [(number, value) for number, value in values if any(depends(value, a) for a in folds)]
-    near = _neighbours(table.ast, loops)
-    others = sorted([a for a in loops if a is not near], key=lambda a: -_size(a))[:2]
-    found = [_product(k.target, n, loops, folds, values, n is near) for n in (near, *others) if n is not None]
-    return [replace(p, itemsize=reduce.dtype.itemsize) for p in found if p is not None]
-
-
-def _product(
-    target: Target,
-    n: Axis,
-    loops: list[Axis],
-    folds: list[Axis],
-    values: list[tuple[int, UOp]],
-    is_near: bool,
-) -> Product | None:
-    """The product with columns along n."""
-    columns = tuple([item for item in values if depends(item[1], n)])
-    rows = tuple([item for item in values if not depends(item[1], n)])
-    own = [
-        a for a in loops if not any(depends(v, a) for _, v in columns) and any(depends(v, a) for _, v in rows)
-    ]
-    if not rows or not columns or not own:
-        return None
-    m = max(own, key=_size)
-    outer = tuple([a for a in loops if a is not m and a is not n])
-    folded = prod([_size(a) for a in folds])
-    p = Product(target, m, n, outer, folded, max(folds, key=_size), rows, columns, 4, is_near=is_near)
-    return replace(
-        p,
-        packing=_packing(columns, n, folds, p.lanes),
-        row_packing=_packing(rows, m, folds, p.lanes),
-        across=_across(p),
-    )
-
-
-def _across(p: Product) -> Axis | None:
-    found = [a for a in p.outer if not any(depends(value, a) for _, value in p.rows)]
-    return found[-1] if found and all(depends(value, found[-1]) for _, value in p.columns) else None
-
-
-def merged(p: Product, ast: UOp) -> Product | None:
-    """The same product with n and the axis around it as one, where results lie in memory that way: narrow
-    images fill vectors. Windows are gathered one by one unless the source lies that way too."""
-    n, o = p.n, p.across
-    terms, _ = linear_form(ast.src[0].src[0].src[1])
-    if (
-        o is None
-        or not p.is_near
-        or len(n.roots) > 1
-        or len(o.roots) > 1
-        or terms.get(o.roots[0]) != _size(n)
-    ):
-        return None
-    both = Axis(o.number, o.type, _size(o) * _size(n), o.owners, o.roots + n.roots)
-    outer = tuple([a for a in p.outer if a is not o])
-    found = [_steps(value) for _, value in p.columns]
-    alike = all(t.get(n.roots[0]) == 1 and t.get(o.roots[0]) == _size(n) for t in found)
-    packing, run = (
-        (COPY, 0) if alike else (GATHER, _size(n) if all(t.get(n.roots[0]) == 1 for t in found) else 0)
-    )
-    return replace(p, n=both, outer=outer, packing=packing, across=None, merged=True, run=run)
-
-
-def _neighbours(ast: UOp, loops: Sequence[Axis]) -> Axis | None:
-    """The axis along which the first store writes neighbours."""
-    terms, _ = linear_form(ast.src[0].src[0].src[1])
-    last = {term for term, factor in terms.items() if factor == 1 and term.op is Ops.RANGE}
-    return next((a for a in loops if last & {a.roots[-1]}), None)
 
 
 # ---- the choice --------------------------------------------------------------------------------------------
@@ -272,7 +55,7 @@ class Blocking:
 
     def tiles_n(self, p: Product) -> int:
         """Register tiles along the columns, for each of the other outer axes."""
-        along = ceildiv(_size(p.across), self.tile_o) if p.across is not None else 1
+        along = ceildiv(size_of(p.across), self.tile_o) if p.across is not None else 1
         return int(along * ceildiv(p.size_n, self.tile_n))
 
     def cycles(self, p: Product) -> float:
@@ -331,22 +114,11 @@ class Blocking:
     def _row_copies(self, p: Product) -> int:
         """How often all rows are packed."""
         outer = [a for a in p.outer if any(depends(value, a) for _, value in p.rows)]
-        copies: int = prod([_size(a) for a in outer])
+        copies: int = prod([size_of(a) for a in outer])
         again = self.shared == "n" or (self.shared == "outer" and p.outer[0] not in outer)
         if any(not p.moves_columns(a) for a in p.outer):  # such loops stand inside of those over panels
             copies *= self.tiles_n(p)
         return copies * self.tasks if again else copies
-
-
-def _packing(values: Sequence[tuple[int, UOp]], axis: Axis, folds: Sequence[Axis], lanes: int) -> float:
-    """Cycles to pack an element of operands with `axis` innermost."""
-    costs = [COPY]
-    for _, value in values:
-        steps = _steps(value)
-        if steps.get(axis.roots[-1]) != 1:  # squares are turned around where the sum walks through neighbours
-            turns = any(steps.get(a.roots[-1]) == 1 and _size(a) * 2 >= lanes for a in folds)
-            costs.append(TURN if turns else GATHER)
-    return max(costs)
 
 
 def best_blocking(p: Product, pieces: bool = True) -> Blocking | None:
@@ -357,6 +129,12 @@ def best_blocking(p: Product, pieces: bool = True) -> Blocking | None:
     )
 
 
+def _bare_cycles(p: Product) -> float:
+    """Cycles of the products alone, on all threads, with the best register tile."""
+    least = min([tile.per_product(p) for tile in _tiles(p)], default=0.0)
+    return least * p.folded * p.batches / p.target.threads
+
+
 def _tiles(p: Product) -> Iterator[Blocking]:
     registers = p.target.vector_registers
     runs = lcm(p.run, p.lanes) // p.lanes
@@ -365,7 +143,7 @@ def _tiles(p: Product) -> Iterator[Blocking]:
         for beside in [n for n in (1, 2, 3, 4) if vectors <= 4 and vectors % n == 0] or [1]:
             tile_n = vectors // beside * p.lanes
             if tile_n - p.lanes >= p.size_n or (
-                beside > 1 and (p.across is None or beside > _size(p.across))
+                beside > 1 and (p.across is None or beside > size_of(p.across))
             ):
                 continue
             for tile_m in range(max(1, most // 2), most + 1):
@@ -395,7 +173,7 @@ def _variants(p: Product, tile: Blocking, pieces: bool) -> Iterator[Blocking]:
 
 def _pieces(p: Product) -> list[int]:
     """Into how many pieces to cut the sum: so that one is a few hundred steps long."""
-    size, rest = _size(p.fold), p.folded // _size(p.fold)
+    size, rest = size_of(p.fold), p.folded // size_of(p.fold)
     found = [n for n in range(2, 257) if size % n == 0 and size > n and 192 <= size // n * rest <= 1024]
     return [1, *found[:3]]
 
@@ -421,7 +199,7 @@ def _shares(p: Product, threads: int, tiles_n: int, blocks: int) -> list[tuple[s
         found.append(("m", blocks))
     found += [("n", parts * threads) for parts in (1, 2, 4) if tiles_n % (parts * threads) == 0]
     if p.outer:
-        size = _size(p.outer[0]) if p.outer[0] is not p.across else 0
+        size = size_of(p.outer[0]) if p.outer[0] is not p.across else 0
         found += [("outer", d) for d in range(threads, min(size, 8 * threads) + 1) if size % d == 0]
     return found
 
@@ -450,7 +228,7 @@ def block(k: Kernel) -> bool:
 
 def _best(forms: list[Product], pieces: bool) -> tuple[Product, Blocking] | None:
     """The best blocking of any form; forms whose products alone cost more than that are not looked at."""
-    bare = sorted([(p.work_cycles(), number) for number, p in enumerate(forms)])
+    bare = sorted([(_bare_cycles(p), number) for number, p in enumerate(forms)])
     best: tuple[float, Product, Blocking] | None = None
     for cycles, number in bare:
         if best is not None and cycles >= best[0]:
@@ -474,7 +252,7 @@ def _part(table: AxisTable, number: int, kind: OptKind, amount: int) -> tuple[Ax
     """Split an axis, padded if need be: its outer and its inner part, None where nothing is left of one."""
     if amount == 1:
         return table.axes[number], None
-    if _size(table.axes[number]) % amount:
+    if size_of(table.axes[number]) % amount:
         table.apply(Opt(OptKind.PADTO, number, amount))
     before = set(table.axes)
     table.apply(Opt(kind, number, amount))
@@ -486,48 +264,57 @@ def _part(table: AxisTable, number: int, kind: OptKind, amount: int) -> tuple[Ax
 
 
 def _carry_out(table: AxisTable, p: Product, b: Blocking) -> None:
-    if p.merged:
-        inner = next(a for a in table.axes.values() if a.roots == p.n.roots[1:])
-        table.apply(Opt(OptKind.MERGE, p.n.number, inner.number))
-    if b.block and _size(p.m) > b.tile_m * b.block:
-        table.apply(Opt(OptKind.PADTO, p.m.number, b.tile_m * b.block))
-    m, _ = _part(table, p.m.number, OptKind.UPCAST, b.tile_m)
-    across: Axis | None = p.across
-    if across is not None and b.tile_o > 1:
-        across, _ = _part(table, across.number, OptKind.UPCAST, b.tile_o)
-    n, _ = _part(table, p.n.number, OptKind.UPCAST, b.tile_n)
-    m_block: Axis | None = None
-    if b.block and m is not None:
-        m_block, m = _part(table, m.number, OptKind.SPLIT, b.block)
-    step: Axis | None = None
-    if b.pieces > 1:
-        step, _ = _part(table, p.fold.number, OptKind.ACCUMULATE, b.pieces)
-    n_share: Axis | None = None
-    if b.shared == "n" and n is not None:
-        n_share, n = _part(table, n.number, OptKind.SPLIT, _size(n) // b.tasks)
-    m_share: Axis | None = None
-    if b.shared == "m" and m_block is not None:
-        m_share, m_block = _part(table, m_block.number, OptKind.SPLIT, _size(m_block) // b.tasks)
-    shared = {"m": m_share, "n": n_share, "outer": p.outer[0] if p.outer else None}.get(b.shared)
-    steps = [step, m_block] if b.wide else [m_block, step]
+    """Apply the opts of a blocking. OptError if one is not legal."""
+    loops = _Loops(table, p, b)
+    shared = {"m": loops.m_share, "n": loops.n_share, "outer": p.outer[0] if p.outer else None}.get(b.shared)
     outer = [a for a in p.outer if a is not p.across]
-    moving = [a for a in outer if p.moves_columns(a)]  # inside of the others the same columns serve again
-    still = [a for a in outer if not p.moves_columns(a)]
-    around = list(dict.fromkeys([a for a in (shared, *moving, n_share, *steps) if a is not None]))
-    still = [a for a in still if a is not shared]
-    panels = [a for a in (across, n) if a is not None]
-    _arrange(table, [*around, *panels, *still, *([m] if m is not None else [])])
+    moving = [a for a in outer if p.moves_columns(a)]
+    still = [a for a in outer if not p.moves_columns(a) and a is not shared]  # the same columns serve again
+    steps = [loops.step, loops.m_block] if b.wide else [loops.m_block, loops.step]
+    around = dict.fromkeys([a for a in (shared, *moving, loops.n_share, *steps) if a is not None])
+    panels = [a for a in (loops.across, loops.n) if a is not None]
+    tiles = [loops.m] if loops.m is not None else []
+    _arrange(table, [*around, *panels, *still, *tiles])
     if shared is not None and b.tasks > 1:
         table.apply(Opt(OptKind.THREAD, shared.number, b.tasks if b.shared == "outer" else 0))
     # THREAD may have left a LOOP of its axis, the innermost of those around
-    inside = {a.number for a in (*panels, m) if a is not None}
+    inside = {a.number for a in (*panels, *tiles)}
     levels = [a for a in table.of_type(AxisType.THREAD, AxisType.LOOP) if a.number not in inside]
     outside = [a for a in levels if a not in still]
-    panel = outside[-2:-1] if b.wide and m_block is not None else panels[-1:] or outside[-1:]
-    for number, _ in p.columns if b.pack_columns and m is not None and panel else ():
+    panel = outside[-2:-1] if b.wide and loops.m_block is not None else panels[-1:] or outside[-1:]
+    for number, _ in p.columns if b.pack_columns and tiles and panel else ():
         table.apply(Opt(OptKind.STAGE, panel[0].number, number))
     for number, _ in p.rows if b.pack_rows and levels else ():
         table.apply(Opt(OptKind.STAGE, levels[-1].number, number))
+
+
+class _Loops:
+    """The axes of a blocking after its splits; None where nothing is left of one."""
+
+    def __init__(self, table: AxisTable, p: Product, b: Blocking) -> None:
+        if p.merged:
+            inner = next(a for a in table.axes.values() if a.roots == p.n.roots[1:])
+            table.apply(Opt(OptKind.MERGE, p.n.number, inner.number))
+        if b.block and p.size_m > b.tile_m * b.block:
+            table.apply(Opt(OptKind.PADTO, p.m.number, b.tile_m * b.block))
+        self.m, _ = _part(table, p.m.number, OptKind.UPCAST, b.tile_m)
+        self.across: Axis | None = p.across
+        if p.across is not None and b.tile_o > 1:
+            self.across, _ = _part(table, p.across.number, OptKind.UPCAST, b.tile_o)
+        self.n, _ = _part(table, p.n.number, OptKind.UPCAST, b.tile_n)
+        self.m_block: Axis | None = None
+        self.step: Axis | None = None
+        self.n_share: Axis | None = None
+        self.m_share: Axis | None = None
+        if b.block and self.m is not None:
+            self.m_block, self.m = _part(table, self.m.number, OptKind.SPLIT, b.block)
+        if b.pieces > 1:
+            self.step, _ = _part(table, p.fold.number, OptKind.ACCUMULATE, b.pieces)
+        if b.shared == "n" and self.n is not None:
+            self.n_share, self.n = _part(table, self.n.number, OptKind.SPLIT, size_of(self.n) // b.tasks)
+        if b.shared == "m" and self.m_block is not None:
+            amount = size_of(self.m_block) // b.tasks
+            self.m_share, self.m_block = _part(table, self.m_block.number, OptKind.SPLIT, amount)
 
 
 def _arrange(table: AxisTable, nest: Sequence[Axis]) -> None:
