@@ -118,7 +118,9 @@ WHOLE: dict[Op, tuple[Calculation, Calculation]] = {
     ),
 }
 # of no shape or value of their own at the tensor level, or covered by every other row
-ELSEWHERE = ["CONST", "BUFFER", "PARAM", "VAR", "BIND", "STORE", "THREEFRY", "LDEXP", "SINK", "CALL", "LINEAR"]
+ELSEWHERE = [
+    "CONST", "BUFFER", "PARAM", "VAR", "BIND", "STORE", "THREEFRY", "LDEXP", "SINK", "CALL", "LINEAR",
+]  # fmt: skip
 ELSEWHERE += ["DOT4", "DOT4U", "DOT2"]
 
 

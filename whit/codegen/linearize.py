@@ -650,7 +650,7 @@ class Linearizer:
     def turn(
         self, where: list[Address], what: list[UOp], dims: Dims, across: UOp
     ) -> Iterator[tuple[Address, UOp]]:
-        """Vectors along the last of `dims`, which is strided in memory, as vectors along `across`, which is not.
+        """Vectors along the last of `dims`, strided in memory, as vectors along `across`, which is not.
 
         As many rows as a vector has lanes make a square. Each step exchanges what is off the diagonal between
         rows whose numbers differ in one bit.
@@ -673,7 +673,8 @@ class Linearizer:
                     values[low | step] = self.emit(Ops.WHERE, wide, (first, other_a, b))
             start = where[rows[0]]
             for lane, value in enumerate(values):
-                yield Address(start.terms, start.offset + start.stride * lane, 1, scalars=start.scalars), value
+                offset = start.offset + start.stride * lane
+                yield Address(start.terms, offset, 1, scalars=start.scalars), value
 
     def after(self, node: UOp) -> None:
         """Scratch. If work-items share it, all wait for the last readers, write, and wait for each other."""

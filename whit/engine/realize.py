@@ -272,8 +272,8 @@ def realize(tensors: Sequence[Tensor]) -> None:
 
 
 def _held_contiguous(pending: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors that these depend on, that asked for memory and that somebody still holds, such as parameters at
-    their first use: they are computed once and keep it."""
+    """Tensors that these depend on, that asked for memory and that somebody still holds, such as parameters
+    at their first use: they are computed once and keep it."""
     nodes = {n for n in UOp.sink(*[t.uop for t in pending]).toposort(_is_known) if n.op is Ops.CONTIGUOUS}
     nodes -= {t.uop for t in pending}
     return [t for t in Tensor.live if t.uop in nodes and t.uop.became is None] if nodes else []

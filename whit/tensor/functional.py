@@ -385,8 +385,8 @@ class FunctionalMixin(LinalgMixin):
         Shapes: q (…, h, l, d), k (…, h, s, d), v (…, h, s, e) -> (…, h, l, e). scale: 1 / sqrt(d) unless
         given. attn_mask: bool (True takes part) or a float that is added, broadcast to (…, h, l, s).
         is_causal: position i sees 0 … i. enable_gqa: k and v may have a divisor of h heads, each shared by a
-        group of queries. A query that sees nothing gives zeros; a NaN or infinity in a key that it does not see
-        does not reach it, one in a value may. The memory that it takes does not grow with l * s.
+        group of queries. A query that sees nothing gives zeros; a NaN or infinity in a key that it does not
+        see does not reach it, one in a value may. The memory that it takes does not grow with l * s.
         """
         key, value = self._of(key), self._of(value)
         if enable_gqa:
