@@ -29,7 +29,7 @@ from whit.codegen.opts import Opt, OptError, OptKind, apply, axes, parse_opts
 from whit.codegen.stages import reads_of, scratch_bytes
 from whit.engine.trial import compile_candidate
 from whit.runtime.device import Buffer, Device, Launch
-from whit.uop import AxisType, Ops, UOp, dtypes
+from whit.uop import AxisType, Ops, StageArg, UOp, dtypes
 
 BLOCKED = (
     "PADTO axis 0 to 8, UPCAST axis 0 by 4, PADTO axis 1 to 32, UPCAST axis 1 by 32, SPLIT axis 0 by 2, "
@@ -206,3 +206,20 @@ def test_narrow_images_fill_whole_vectors():
     assert not any(u.op in (Ops.FLOORDIV, Ops.FLOORMOD) for r in reads for u in r.src[1].toposort())
     for want, got in zip(outputs(ast, given_buffers), outputs(made, given_buffers), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_scratch_beyond_what_a_task_has_is_refused_or_avoided():
+    """A row of scratch from the schedule is legal; a tile of 16 rows of it is not."""
+    i, j = loops(32, 64)
+    (k,) = folds(2, 2048)
+    x = read(param(1, 32 * 2048), i * 2048 + k)
+    row = UOp(Ops.STAGE, dtypes.float32, (x * x, k), StageArg("local", 0))
+    (n,) = folds(3, 2048)
+    total = fold(Ops.ADD, UOp(Ops.INDEX, dtypes.float32, (row, n)) * read(param(2, 2048 * 64), n * 64 + j), n)
+    ast = UOp.sink(store(param(0, 32 * 64), i * 64 + j, total, i, j))
+    small = Device.get("CPU").target._replace(scratch_bytes=8192)
+    with pytest.raises(OptError, match="of scratch"):
+        generate(ast, small, parse_opts("UPCAST axis 0 by 16"))
+    y, a, b = buffers_for(ast)
+    got = values_of(generate(ast, small), "CPU", [y, a, b])[0].reshape(32, 64)
+    np.testing.assert_allclose(got, a.reshape(32, 2048) ** 2 @ b.reshape(2048, 64), rtol=1e-3, atol=1e-3)

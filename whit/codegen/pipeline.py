@@ -9,11 +9,11 @@ from whit.codegen.estimate import estimate
 from whit.codegen.heuristics import choose
 from whit.codegen.linearize import linearize
 from whit.codegen.lower import lower_passes, prepare
-from whit.codegen.opts import Opt, apply
+from whit.codegen.opts import Opt, OptError, apply
 from whit.codegen.prefetch import prefetch_rows
 from whit.codegen.stream import stream_stores
 from whit.codegen.target import Target
-from whit.helpers import NOOPT, SPEC
+from whit.helpers import NOOPT, SPEC, human_bytes
 from whit.uop import Ops, Sint, UOp
 from whit.uop.rewrite import Pass, run_passes, timed
 
@@ -36,7 +36,7 @@ def generate(ast: UOp, target: Target, opts: Sequence[Opt] | None = None) -> Gen
     """Compile a kernel (docs/contracts.md, "Kernel level") to a linear program.
 
     opts: what to do with its axes; None lets the heuristics choose (NOOPT=1: nothing). OptError if one is
-    illegal.
+    illegal, or if the kernel takes more scratch than a task has.
     """
     if SPEC:
         from whit.uop.spec import verify
@@ -48,6 +48,15 @@ def generate(ast: UOp, target: Target, opts: Sequence[Opt] | None = None) -> Gen
     with timed("apply opts", ready):
         optimised = apply(ready, chosen, target)
     linear = run_passes(optimised, _pipeline(), target)
+    scratch, most = _scratch(linear), 2 * target.scratch_bytes  # some comes from the schedule, some is kept
+    if scratch > most and chosen and opts is None:
+        return generate(ast, target, ())  # a tile of rows multiplies the scratch of a row
+    if scratch > most:
+        raise OptError(
+            f"kernel {optimised.arg.name}",
+            because=f"it takes {human_bytes(scratch)} of scratch, a task has {human_bytes(most)}",
+            fix="use fewer or smaller UPCASTs",
+        )
     sizes = {u.arg.name: u.arg.size for u in linear.src if u.op is Ops.SPECIAL}
     flops, moved = estimate(plain)
     return Generated(
@@ -69,6 +78,12 @@ def _pipeline() -> tuple[Pass, ...]:
         Pass("stream stores", stream_stores, "linear", "linear", "large results go past the caches"),
         Pass("prefetch rows", prefetch_rows, "linear", "linear", "the next row is fetched during this one"),
     )
+
+
+def _scratch(linear: UOp) -> int:
+    """Bytes of private scratch memory that a task takes."""
+    own = [u for u in linear.src if u.op is Ops.LOCAL and not u.arg.shared]
+    return sum([u.arg.size * u.dtype.itemsize for u in own])
 
 
 def _launch(sizes: dict[str, int], prefix: str) -> tuple[int, ...]:
