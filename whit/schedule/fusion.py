@@ -160,6 +160,8 @@ class Home:
             fixed = all(place.idxs[axis] is idx for place in places)
             if not fixed or any(loop in self.enclosing for loop in idx.ranges):
                 axes.append(axis)
+            elif any(part.op is Ops.INDEX for part in idx.toposort()):
+                return None  # looked up in memory, as a TAKE does: known when the kernel is written only
         return tuple(axes) or None
 
     def stage(self, node: UOp, axes: tuple[int, ...], places: list[Place]) -> Stage:
