@@ -320,6 +320,8 @@ def scratch(filled: Any, axes: list[int], sizes: list[int]) -> Any:
 
 def read_scratch(src: list[Any]) -> Any:
     memory, index = src[0], src[1]
+    if len(src) > 2:
+        index = np.where(src[2], index, 0)  # what is masked off touches no memory
     assert index.min() >= 0 and index.max() < memory.shape[-1], "a read outside of the scratch"
     full = np.broadcast_shapes(memory.shape[:-1], index.shape)
     memory = np.broadcast_to(memory, (*full, memory.shape[-1]))

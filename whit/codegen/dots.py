@@ -12,9 +12,8 @@ the packed values are ordinary int32 values. Sums wrap as those of int32 do, so 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 
-from whit.codegen.stages import gated, stored_neighbours
+from whit.codegen.stages import gated, next_uid, rename_free, stored_neighbours
 from whit.codegen.target import Target
 from whit.helpers import ceildiv, prod, round_up
 from whit.uop import AxisType, DType, Op, Ops, RangeArg, ReduceArg, UOp, dtypes
@@ -173,7 +172,7 @@ def match_signs(ast: UOp, target: Target) -> UOp:
     if not any(node.op in OTHER for node in order):
         return ast
     vectors = stored_neighbours(ast)
-    uids = itertools.count(max([u.arg.uid for u in order if u.op is Ops.RANGE], default=-1) + 1)
+    uids = itertools.count(next_uid(order))
 
     def change(old: UOp, new: UOp) -> UOp:
         value = new.src[0] if new.op is Ops.REDUCE else new
@@ -193,7 +192,7 @@ def match_signs(ast: UOp, target: Target) -> UOp:
         inner = [again.get(r, r) for r in new.src[1:]]
         signs = UOp.const(SIGNS, I32)
         main = new.replace(src=(UOp(other, I32, (_flipped(x), y, zero)), *new.src[1:]))
-        extra = new.replace(src=(UOp(other, I32, (signs, _moved(y, again), zero)), *inner))
+        extra = new.replace(src=(UOp(other, I32, (signs, rename_free(y, again), zero)), *inner))
         return alu(Ops.SUB, main, extra)
 
     return rebuild(ast, change)
@@ -205,9 +204,3 @@ def _flipped(x: UOp) -> UOp:
         stage = x.src[0]
         return x.replace(src=(stage.replace(src=(stage.src[0] ^ SIGNS, *stage.src[1:])), x.src[1]))
     return x ^ SIGNS
-
-
-def _moved(value: UOp, renamed: dict[UOp, UOp]) -> UOp:
-    """The value in another loop; ranges that it closes itself stay."""
-    free: Iterable[UOp] = frozenset(renamed)
-    return rebuild(value, lambda old, new: new, renamed, lambda node: node.ranges.isdisjoint(free))

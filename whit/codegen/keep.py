@@ -13,9 +13,9 @@ function of the loop's counter; bits do not change, whatever is chosen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+from whit.codegen.stages import next_uid, scratch_bytes
 from whit.codegen.target import Target
 from whit.codegen.transcendental import INSTRUCTIONS
 from whit.uop import AxisType, Ops, RangeArg, StageArg, UOp, dtypes
@@ -52,7 +52,7 @@ def keep_values(ast: UOp, target: Target) -> UOp:
     loops = [loop for node in order for loop in _loops_of(node) if loop.is_dear()]
     if len(loops) < 2:
         return ast
-    uid = max([u.arg.uid for u in order if u.op is Ops.RANGE], default=-1) + 1
+    uid = next_uid(order)
     counter = UOp(Ops.RANGE, dtypes.index, (UOp.index(1 << 40),), RangeArg(uid, AxisType.LOOP))
     found: dict[UOp, list[tuple[_Loop, UOp]]] = {}  # as functions of `counter`
     for loop in loops:
@@ -63,7 +63,7 @@ def keep_values(ast: UOp, target: Target) -> UOp:
     cost = {value: _cost(value, counter) for value in several}
     changes: dict[UOp, UOp] = {}
     inside: set[UOp] = set()
-    room = min(target.l2_bytes // 2, target.scratch_bytes - _scratch(order))
+    room = min(target.l2_bytes // 2, target.scratch_bytes - scratch_bytes(order))
     for value in sorted(cost, key=lambda v: -cost[v]):
         if cost[value] < WORTH or value in inside:
             continue
@@ -75,17 +75,6 @@ def keep_values(ast: UOp, target: Target) -> UOp:
             for loop, place in found[value]:
                 changes[place] = UOp(Ops.INDEX, value.dtype, (stage, loop.counter))
     return ast.substitute(changes) if changes else ast
-
-
-def _scratch(order: Iterable[UOp]) -> int:
-    total = 0
-    for node in order:
-        if node.op is Ops.STAGE:
-            size = node.dtype.itemsize
-            for r in node.src[1:]:
-                size *= int(r.src[0].vmax)
-            total += size
-    return total
 
 
 def _loops_of(node: UOp) -> list[_Loop]:

@@ -18,7 +18,7 @@ from whit.codegen.dots import match_signs, use_dots
 from whit.codegen.keep import keep_values
 from whit.codegen.masks import simplify_masks
 from whit.codegen.simplify import simplify_values_pass
-from whit.codegen.stages import lower_stages
+from whit.codegen.stages import lower_stages, next_uid, rename_free
 from whit.codegen.target import Target
 from whit.uop import AxisType, LocalArg, Ops, RangeArg, SpecialArg, UOp, dtypes
 from whit.uop.rewrite import Pass, rebuild, run_passes
@@ -107,10 +107,6 @@ def _reduces_below(order: Iterable[UOp]) -> tuple[dict[UOp, int], dict[UOp, int]
     return level, own
 
 
-def _next_uid(nodes: Iterable[UOp]) -> int:
-    return max([u.arg.uid for u in nodes if u.op is Ops.RANGE], default=-1) + 1
-
-
 def separate_loops(ast: UOp) -> UOp:
     """Give each loop its own RANGE where one RANGE serves several: REDUCEs of different levels or
     surroundings.
@@ -122,7 +118,7 @@ def separate_loops(ast: UOp) -> UOp:
     _, levels = _reduces_below(order)
     if not levels:
         return ast
-    uids = itertools.count(_next_uid(order))
+    uids = itertools.count(next_uid(order))
     owners: dict[UOp, Any] = {}
     for node in order:
         if node.op is Ops.END:
@@ -143,16 +139,10 @@ def separate_loops(ast: UOp) -> UOp:
         if not renamed:
             return new
         return new.replace(
-            src=(_rename_free(new.src[0], renamed), *[renamed.get(r, r) for r in old.src[1:]])
+            src=(rename_free(new.src[0], renamed), *[renamed.get(r, r) for r in old.src[1:]])
         )
 
     return rebuild(ast, separate)
-
-
-def _rename_free(value: UOp, renamed: dict[UOp, UOp]) -> UOp:
-    """Substitute RANGEs where they are free: a REDUCE below that closes one keeps it."""
-    free = frozenset(renamed)
-    return rebuild(value, lambda old, new: new, renamed, lambda node: free.isdisjoint(node.ranges))
 
 
 def share_loops(ast: UOp) -> UOp:
@@ -208,7 +198,7 @@ def group_reduces(ast: UOp) -> UOp:
     groups = [u for u in items if u.arg.axis is AxisType.GROUP_REDUCE]
     if not groups:
         return ast
-    uids, numbers = itertools.count(_next_uid(order)), itertools.count()
+    uids, numbers = itertools.count(next_uid(order)), itertools.count()
 
     def share(old: UOp, new: UOp) -> UOp:
         if old.op is Ops.STORE and old.src[0].op is Ops.PARAM:
@@ -291,13 +281,13 @@ def nest_stores(ast: UOp) -> UOp:
             if r.arg.axis.is_tile:
                 continue
             if around.setdefault(r, outer) is not outer:
-                uid = uid + 1 if uid >= 0 else _next_uid(ast.toposort())
+                uid = uid + 1 if uid >= 0 else next_uid(ast.toposort())
                 renamed[r] = UOp(Ops.RANGE, dtypes.index, r.src, RangeArg(uid, r.arg.axis))
                 r = renamed[r]
                 around[r] = outer
             outer = r
         if renamed:
-            end = _rename_free(end.src[0], renamed).end(*[renamed.get(r, r) for r in end.src[1:]])
+            end = rename_free(end.src[0], renamed).end(*[renamed.get(r, r) for r in end.src[1:]])
         ends.append(end)
     return UOp.sink(*ends).replace(arg=ast.arg) if tuple(ends) != ast.src else ast
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from whit.codegen.opts import Opt, OptError, OptKind
 from whit.codegen.scopes import Kernel
-from whit.codegen.stages import reads_of
-from whit.helpers import prod, round_up
+from whit.codegen.stages import reads_of, scratch_bytes
+from whit.helpers import round_up
 from whit.uop import AxisType, Ops, UOp
 from whit.uop.symbolic import linear_form
 
@@ -83,14 +83,7 @@ def _row_axis(k: Kernel) -> UOp | None:
 
 def _row_amount(k: Kernel, row: int) -> int:
     """Rows of a block: two vectors, or one if scratch would not fit into the second cache."""
-    ast = k.table.ast
-    a_row = sum(
-        [
-            u.dtype.itemsize * prod([r.src[0].vmax for r in u.src[1:]])
-            for u in ast.toposort()
-            if u.op is Ops.STAGE
-        ]
-    )
+    a_row = scratch_bytes(k.table.ast.toposort())
     amount = 2 * k.lanes
     while amount > 1 and (
         amount * a_row > min(k.target.l2_bytes, k.target.scratch_bytes * 3 // 4)

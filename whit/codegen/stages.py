@@ -11,13 +11,15 @@ The value may be any expression: packing a panel evaluates masks, windows and co
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from whit.codegen.target import Target
-from whit.helpers import ceildiv, round_up
+from whit.helpers import round_up
 from whit.uop import AxisType, LocalArg, Op, Ops, RangeArg, StageArg, UOp, dtypes
+from whit.uop.rewrite import rebuild
 from whit.uop.symbolic import conjunction, linear_form, simplify
 
 ROW_CONFLICT = 512  # bytes: rows at multiples of this fight for the same sets of a cache
@@ -84,7 +86,7 @@ def stage_reads(sink: UOp, wanted: Iterable[tuple[UOp, Level]], target: Target) 
     # rows of a tile that lie side by side in scratch already are the vectors of the whole kernel
     vectors = frozenset([r for u in order if u.op is Ops.STAGE for r in u.ranges if r.arg.axis.is_tile])
     vectors = vectors or stored_neighbours(sink)
-    uid = max([u.arg.uid for u in order if u.op is Ops.RANGE], default=-1) + 1
+    uid = next_uid(order)
     changes: dict[UOp, UOp] = {}
     for number, (value, level) in enumerate(wanted):
         halves = _halves(value, level, uid)
@@ -238,16 +240,25 @@ def source_steps(value: UOp, op: Op | None = Ops.RANGE) -> dict[UOp, int]:
 
 def gated(value: UOp, mask: UOp | None, renamed: dict[UOp, UOp]) -> UOp:
     """The value over other ranges, with all its reads under a further mask."""
-    new: dict[UOp, UOp] = dict(renamed)
-    for node in value.toposort(lambda n: n in renamed):
-        if node in new:
-            continue
-        src = tuple([new[s] for s in node.src])
-        if node.op is Ops.INDEX and mask is not None:
-            condition = conjunction(*[simplify(s) for s in src[2:]], mask)
-            src = src[:2] if condition is None else (*src[:2], condition)
-        new[node] = node.replace(src=src) if src != node.src else node
-    return new[value]
+
+    def gate(old: UOp, new: UOp) -> UOp:
+        if old.op is not Ops.INDEX or mask is None:
+            return new
+        condition = conjunction(*[simplify(s) for s in new.src[2:]], mask)
+        return new.replace(src=new.src[:2] if condition is None else (*new.src[:2], condition))
+
+    return rebuild(value, gate, renamed)
+
+
+def next_uid(nodes: Iterable[UOp]) -> int:
+    """The first number that no RANGE among the nodes has."""
+    return max([u.arg.uid for u in nodes if u.op is Ops.RANGE], default=-1) + 1
+
+
+def rename_free(value: UOp, renamed: dict[UOp, UOp]) -> UOp:
+    """Substitute RANGEs where they are free: a REDUCE below that closes one keeps it."""
+    free = frozenset(renamed)
+    return rebuild(value, lambda old, new: new, renamed, lambda node: free.isdisjoint(node.ranges))
 
 
 # ---- lowering ----------------------------------------------------------------------------------------------
@@ -262,27 +273,25 @@ def lower_stages(ast: UOp) -> UOp:
     order = ast.toposort()
     if not any(u.op is Ops.STAGE for u in order):
         return ast
-    uid = 1 + max([u.arg.uid for u in order if u.op is Ops.LOCAL], default=-1)
-    new: dict[UOp, UOp] = {}
+    uids = itertools.count(1 + max([u.arg.uid for u in order if u.op is Ops.LOCAL], default=-1))
     tiles: dict[UOp, list[UOp]] = {}  # the memory -> tile ranges that are its innermost dimensions
-    for node in order:
-        src = tuple([new[s] for s in node.src])
-        if node.op is Ops.STAGE:
-            extra = sorted(
-                [r for r in node.ranges if r.arg.axis.is_tile], key=lambda r: (r.arg.axis, r.arg.uid)
-            )
-            size = math.prod([r.src[0].arg for r in (*node.src[1:], *extra)])
-            memory = UOp(Ops.LOCAL, node.dtype, (), LocalArg(uid, size, False))
-            uid += 1
-            place = simplify(_mixed(UOp.index(0), (*node.src[1:], *extra)))
-            store = UOp(Ops.STORE, dtypes.void, (memory, place, src[0])).end(*_fill_order(node))
-            new[node] = memory.after(store)
-            tiles[new[node]] = extra
-        elif node.op is Ops.INDEX and src[0] in tiles:
-            new[node] = node.replace(src=(src[0], simplify(_mixed(src[1], tiles[src[0]])), *src[2:]))
-        else:
-            new[node] = node if src == node.src else node.replace(src=src)
-    return new[ast]
+
+    def lower(old: UOp, new: UOp) -> UOp:
+        if old.op is Ops.INDEX and new.src[0] in tiles:
+            place = simplify(_mixed(new.src[1], tiles[new.src[0]]))
+            return new.replace(src=(new.src[0], place, *new.src[2:]))
+        if old.op is not Ops.STAGE:
+            return new
+        tile = [r for r in old.ranges if r.arg.axis.is_tile]
+        dims = (*old.src[1:], *sorted(tile, key=lambda r: (r.arg.axis, r.arg.uid)))
+        memory = UOp(Ops.LOCAL, old.dtype, (), LocalArg(next(uids), _size(dims), False))
+        place = simplify(_mixed(UOp.index(0), dims))
+        store = UOp(Ops.STORE, dtypes.void, (memory, place, new.src[0])).end(*_fill_order(old))
+        filled = memory.after(store)
+        tiles[filled] = list(dims[len(old.src) - 1 :])
+        return filled
+
+    return rebuild(ast, lower)
 
 
 def _fill_order(stage: UOp) -> list[UOp]:
@@ -303,12 +312,7 @@ def _mixed(start: UOp, ranges: Iterable[UOp]) -> UOp:
     return start
 
 
-def scratch_bytes(ast: UOp) -> int:
-    """Bytes of scratch that the STAGEs of a kernel take."""
-    return sum(
-        [
-            ceildiv(u.dtype.itemsize * math.prod([r.src[0].vmax for r in u.src[1:]]), 64) * 64
-            for u in ast.toposort()
-            if u.op is Ops.STAGE
-        ]
-    )
+def scratch_bytes(nodes: Iterable[UOp]) -> int:
+    """Bytes of scratch that the STAGEs among the nodes take, for one row of a tile."""
+    stages = [u for u in nodes if u.op is Ops.STAGE]
+    return sum([u.dtype.itemsize * math.prod([int(r.src[0].vmax) for r in u.src[1:]]) for u in stages])
