@@ -266,10 +266,25 @@ _UFUNC: dict[Op, Any] = {
 
 
 def evaluate(ast: UOp, buffers: Sequence[np.ndarray[Any, Any]]) -> None:
-    """Run a kernel: every value is an array over all RANGEs (one NumPy axis each); stores write into buffers.
+    """Run a kernel, one after the other at the steps that add to what the step before has stored.
 
     Reads outside of a buffer that are not masked, and two stores of different values to one place, fail.
     """
+    steps = _steps(ast)
+    for numbers in itertools.product(*[range(r.src[0].arg) for r in steps]):
+        _evaluate(ast, buffers, dict(zip(steps, numbers)))
+
+
+def _steps(ast: UOp) -> list[UOp]:
+    """The loops of stores that read their own memory, other than those over its elements."""
+    nodes = ast.toposort()
+    read = {u.src[0] for u in nodes if u.op is Ops.INDEX}
+    stores = [u for u in nodes if u.op is Ops.STORE and u.src[0] in read]
+    return list(dict.fromkeys(r for s in stores for r in s.src[2].ranges if r not in s.src[1].ranges))
+
+
+def _evaluate(ast: UOp, buffers: Sequence[np.ndarray[Any, Any]], at: dict[UOp, int]) -> None:
+    """Run a kernel at some steps: every value is an array over all RANGEs (one NumPy axis each)."""
     ranges = sorted([u for u in ast.toposort() if u.op is Ops.RANGE], key=lambda u: (u.arg.axis, u.arg.uid))
     sizes = [u.src[0].arg for u in ranges]
     position = {u: n for n, u in enumerate(ranges)}
@@ -278,6 +293,8 @@ def evaluate(ast: UOp, buffers: Sequence[np.ndarray[Any, Any]]) -> None:
         src = [value.get(s) for s in u.src]
         if u.op is Ops.CONST:
             value[u] = np.array(u.arg, _NUMPY[u.dtype.name]).reshape((1,) * len(ranges))
+        elif u in at:
+            value[u] = np.array(at[u]).reshape((1,) * len(ranges))
         elif u.op is Ops.RANGE:
             shape = [1] * len(ranges)
             shape[position[u]] = sizes[position[u]]

@@ -72,6 +72,11 @@ def test_evaluator_matmul():
     np.testing.assert_allclose(c.reshape(4, 7), a.reshape(4, 6) @ b.reshape(7, 6).T, rtol=1e-5, atol=1e-6)
 
 
+def test_evaluator_sum_in_pieces():
+    ast = matmul(4, 7, 6)
+    same(ast, optimised(ast, "ACCUMULATE axis 2 by 3, UPCAST axis 0 by 2"))
+
+
 def test_evaluator_softmax():
     ast = softmax(4, 6)
     y, x = buffers_for(ast)

@@ -84,11 +84,15 @@ def execution_order(homes: list[Home], before: dict[Home, set[Home]]) -> tuple[l
 def versions_to_copy(
     stuck: set[Home], before: dict[Home, set[Home]], war: list[tuple[Home, Home, UOp]]
 ) -> list[UOp]:
-    """Of each knot of homes that wait for each other, one version whose readers had better read a copy."""
+    """Of each knot of homes that wait for each other, one version whose readers had better read a copy.
+
+    A copy that reads a version cannot be helped by another copy. There is always another reader: copies, values
+    and writes after writes alone wait only for what the program did earlier.
+    """
     knot = _knots(stuck, before)
     found: dict[int, UOp] = {}
     for reader, writer, version in war:
-        if reader in stuck and knot[reader] == knot.get(writer):
+        if reader.node.op is not Ops.COPY and reader in stuck and knot[reader] == knot.get(writer):
             found.setdefault(knot[reader], version)
     return list(dict.fromkeys(found.values()))
 

@@ -172,7 +172,6 @@ def make_schedule(roots: list[UOp], buffers: list[UOp]) -> Schedule:
     roots = list(split.src)
     root = UOp.sink(*roots)
     outputs = {stripped(r): "output" for r in roots if contiguous_view(r) is None}
-    copied: set[UOp] = set()
     while True:
         with timed("schedule: fusion", root):
             fusion = decide(root, outputs)
@@ -190,9 +189,8 @@ def make_schedule(roots: list[UOp], buffers: list[UOp]) -> Schedule:
             order, stuck = execution_order(list(reversed(fusion.homes.values())), before)
         if not stuck:
             break
-        versions = [v for v in versions_to_copy(stuck, before, war) if v not in copied]
+        versions = versions_to_copy(stuck, before, war)
         assert versions, "kernels wait for each other without a write that a copy would free"
-        copied.update(versions)
         root = _with_snapshots(root, set(versions))
         outputs = {stripped(r): "output" for r in root.src if contiguous_view(r) is None}
     return _assemble(list(root.src), buffers, order, kernels, before)
