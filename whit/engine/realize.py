@@ -40,12 +40,18 @@ class TensorMemory(Buffer):
 
 
 def buffer_of(node: UOp) -> Buffer:
-    """The memory of a BUFFER; its host data, if it was made from any, is copied in on first use."""
+    """The memory of a BUFFER; its host data, if it was made from any, is copied in on first use, or used
+    where it is."""
     found = _buffers.get(node)
     if found is None:
         nbytes = node.arg.size * node.dtype.itemsize
-        found = _buffers[node] = TensorMemory(node.arg.device, nbytes)
         data = storage.pop(node)
+        if data is not None and nbytes and isinstance(data[1], storage.Lent):
+            lent = Device.get(node.arg.device).from_memory(data[1].address, nbytes, data[1].owner)
+            if lent is not None:
+                _buffers[node] = lent
+                return lent
+        found = _buffers[node] = TensorMemory(node.arg.device, nbytes)
         if data is not None and nbytes:
             found.copyin(data[0])
     return found

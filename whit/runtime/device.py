@@ -144,6 +144,11 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def copyout(self, data: memoryview, handle: Any) -> None: ...
 
+    def from_memory(self, address: int, nbytes: int, keep: object = None) -> Buffer | None:
+        """A buffer on host memory that something else owns (`keep`, held as long as the buffer lives), or
+        None where the device has to copy."""
+        return None
+
     @abc.abstractmethod
     def render(self, linear: UOp, name: str) -> str:
         """Source text of a linear program."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from whit.helpers import DEV
 from whit.uop import Ops, UOp, dtypes
@@ -23,8 +23,17 @@ _data: weakref.WeakKeyDictionary[UOp, tuple[memoryview, object]] = weakref.WeakK
 on_put: list[Callable[[UOp, memoryview], None]] = []  # who wants to see data enter (the JIT's capture)
 
 
+class Lent(NamedTuple):
+    """Owner of bytes that devices which see host memory may use in place, and write to: a private mapping of
+    a file."""
+
+    address: int
+    owner: object
+
+
 def put(buffer: UOp, data: memoryview, keep: object = None) -> None:
-    """Give a BUFFER its bytes. Nobody may change `data` afterwards; `keep` owns foreign memory behind it."""
+    """Give a BUFFER its bytes. Nobody may change `data` afterwards; `keep` owns foreign memory behind it
+    (`Lent`: the bytes are not copied where the device can read them)."""
     raw = data if data.format == "B" and data.ndim == 1 else data.cast("B")
     _data[buffer] = (raw, keep)
     for see in on_put:
