@@ -1,0 +1,81 @@
+"""Attention of a language model: grouped heads, windows, capped scores, sinks, positions that turn."""
+
+from __future__ import annotations
+
+import math
+
+from whit.tensor import Tensor
+from whit.uop import UOp, dtypes
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, neighbours: bool) -> Tensor:
+    """Turn pairs of numbers of each head by their position's angles (Su et al. 2021).
+
+    Shapes:  x (…, t, d), cos and sin (…, t, n) with n <= d / 2 -> (…, t, d); numbers past 2n stay as they are.
+    `neighbours`: pairs are (0, 1), (2, 3), …; else (0, n), (1, n + 1), …
+
+    >>> quarter = Tensor([[0.0]]), Tensor([[1.0]])  # cos and sin of 90 degrees
+    >>> rotate(Tensor([[3.0, 4.0, 5.0]]), *quarter, neighbours=True).tolist()
+    [[-4.0, 3.0, 5.0]]
+    """
+    count = cos.shape[-1]
+    turned, rest = x[..., : 2 * count], x[..., 2 * count :]
+    lead = turned.shape[:-1]
+    axis, sizes = (-1, (count, 2)) if neighbours else (-2, (2, count))
+    pairs = turned.reshape(*lead, *sizes)
+    sign = Tensor.arange(2, dtype="int32").reshape((1, 2) if neighbours else (2, 1)) * 2 - 1  # (-1, 1)
+    cos, sin = cos.unsqueeze(axis), sin.unsqueeze(axis)
+    out = (pairs * cos + pairs.flip(axis) * (sin * sign.cast(dtypes.float32))).reshape(turned.shape)
+    return out.cat(rest, dim=-1) if rest.shape[-1] else out
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    *,
+    cap: float = 0.0,
+    seen: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """softmax(scale * q kᵀ) v, each head of keys shared by a group of queries; in float32.
+
+    Shapes:  q (b, h, t, d), k (b, g, s, d), v (b, g, s, e), seen bool broadcast to (b, 1, 1, t, s), sinks (h,)
+             -> (b, h, t, e)
+    cap:     scores become cap * tanh(score / cap)
+    sinks:   one more score a head that takes part in the sum and has no value (gpt-oss)
+
+    >>> attend(Tensor.ones(1, 2, 1, 4), Tensor.ones(1, 1, 3, 4), Tensor.ones(1, 1, 3, 2), 0.5).tolist()
+    [[[[1.0, 1.0]], [[1.0, 1.0]]]]
+    """
+    batch, heads, count, size = q.shape
+    groups = k.shape[1]
+    rows = q.cast(dtypes.float32).reshape(batch, groups, heads // groups, count, size)
+    keys, values = k.unsqueeze(2).cast(dtypes.float32), v.unsqueeze(2).cast(dtypes.float32)
+    scores = rows.matmul(keys.transpose(-1, -2)) * scale  # (b, g, h/g, t, s)
+    if cap:
+        scores = (scores / cap).tanh() * cap
+    if seen is not None:
+        scores = seen.where(scores, -math.inf)
+    peak = scores.max(-1, keepdim=True).detach()
+    if sinks is not None:
+        sink = sinks.cast(dtypes.float32).reshape(1, groups, heads // groups, 1, 1)
+        peak = peak.maximum(sink)
+    weights = (scores - peak).exp()
+    total = weights.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + (sink - peak).exp()
+    return (weights.matmul(values) / total).reshape(batch, heads, count, v.shape[-1])
+
+
+def seen_by(positions: Tensor, first: UOp | int, count: UOp | int, window: int) -> Tensor:
+    """Which of `count` keys, of positions from `first` on, each query sees: those not after it, and with a window
+    only so many.
+
+    Shapes:  positions (b, t) -> bool (b, 1, 1, t, count)
+    """
+    at = positions.reshape(positions.shape[0], 1, 1, positions.shape[1], 1)
+    keys = Tensor.arange(count, dtype="int32") + first
+    seen = keys <= at
+    return seen & (keys > at - window) if window else seen
