@@ -351,3 +351,17 @@ def test_gradient_inside() -> None:
 def test_requires_float() -> None:
     with pytest.raises(DTypeError):
         TinyJit(lambda x: x.sum().gradient(x)[0])(Tensor([1, 2]))
+
+
+def test_a_value_that_the_function_holds_in_memory_is_part_of_the_record() -> None:
+    outside = (Tensor([5.0, 6.0]) * 2).contiguous()  # computed once, before: no part of it
+
+    @TinyJit
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        held = (x + y).contiguous()
+        twice = (held * 2).contiguous()
+        return (held + twice + outside).realize()
+
+    for n in range(5):
+        x, y = np.array([n, 2.0], np.float32), np.array([1.0, n * n], np.float32)
+        assert (step(Tensor(x), Tensor(y)).numpy() == 3 * (x + y) + np.array([10, 12])).all()

@@ -225,8 +225,10 @@ def realize(tensors: Sequence[Tensor]) -> None:
         return
     held = _held_contiguous(pending)
     if held:
+        outer = [t for t in held if id(t) in outsiders]
         with paused():  # their values are fixed already: they are no part of what is recorded
-            realize(held)
+            realize(outer)
+        realize([t for t in held if id(t) not in outsiders])
     rebuilt: dict[UOp, UOp] = {}
     for tensor, graph in zip(pending, resolve_all([t.uop for t in pending], rebuilt), strict=True):
         tensor.uop = graph
