@@ -406,17 +406,10 @@ class _Step:
             values[slot, :, first : first + count] = v[row]
         low, window = (where.low, config.window) if local else (0, 0)
         stop = where.low + where.span + count
-        size = where.span + count if local else stop
-        seen = seen_by(where.positions, low, size, window) if batch > 1 or count > 1 else None
         part = where.slots[0] if where.lots is None else None
-        out = attend(
-            q,
-            _stretch(keys, part, where.lots, low, stop),
-            _stretch(values, part, where.lots, low, stop),
-            config.attention_scale,
-            cap=config.attention_cap,
-            seen=seen,
-        )
+        k, v = (_stretch(memory, part, where.lots, low, stop) for memory in (keys, values))
+        seen = seen_by(where.positions, low, k.shape[2], window) if batch > 1 or count > 1 else None
+        out = attend(q, k, v, config.attention_scale, cap=config.attention_cap, seen=seen)
         return layer.matrices["attn_output"](out.transpose(1, 2).reshape(batch, count, -1))
 
     def queries_keys_values(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -451,7 +444,8 @@ class _Step:
             gate, up = up.chunk(2, dim=-1)
             up = _active(gate, arch.activation) * up
         elif arch.gated:
-            up = _active(m["ffn_gate"](x), arch.activation) * up
+            # two kernels: one with two sums of products has no good blocking
+            up = _active(m["ffn_gate"](x).contiguous(), arch.activation) * up
         else:
             up = _active(up, arch.activation)
         return m["ffn_down"](up)
