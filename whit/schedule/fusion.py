@@ -26,6 +26,7 @@ from whit.schedule.movement import (
     unbound_shape,
 )
 from whit.uop import AxisType, Op, Ops, Shape, Sint, UOp, dtypes
+from whit.uop.symbolic import linear_form
 
 OP_COST: dict[Op, float] = {
     Ops.FDIV: 4,
@@ -690,6 +691,8 @@ def _put_in_scratch(node: UOp, places: dict[tuple[int, Place], Home], costs: Cos
         evaluations = sum([home.evaluations(place) for place in at])
         memory += evaluations * READ
         axes = home.staged_axes(at)
+        if feeds and axes is not None and any(_is_window(place, axes) for place in at):
+            axes = None  # a convolution has a tile of its own
         fills, row = _fill_evaluations(node, home, at[0], axes)
         far = FAR * cost / ROWS if row * cost * node.dtype.itemsize > STREAM else 0.0
         inline, scratch = evaluations * cost, evaluations * READ + fills * (filling + far)
@@ -712,6 +715,15 @@ def _put_in_scratch(node: UOp, places: dict[tuple[int, Place], Home], costs: Cos
         each = f"cost {total / size:.4g} an element, {memory / size:.4g} in memory, {again / size:.4g} again"
         log(3, f"fusion: {node.op.name} {node.shape} in scratch of {home.value.op.name}, axes {axes}: {each}")
     return True
+
+
+def _is_window(place: Place, axes: tuple[int, ...]) -> bool:
+    """Whether one of these axes is walked through by two loops together, as a convolution does."""
+    return any(
+        sum([term.op is Ops.RANGE for term in linear_form(idx)[0]]) > 1
+        for idx in [place.idxs[axis] for axis in axes]
+        if idx is not ZERO
+    )
 
 
 _KEEP_MASKS = (Ops.MUL, Ops.CAST, Ops.NEG, Ops.SUB, Ops.EXP2)
