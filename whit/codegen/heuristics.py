@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
+from whit.codegen.block_sums import block_rows
 from whit.codegen.blocking import block
 from whit.codegen.costs import (
     MOST_CODE,
@@ -333,6 +334,8 @@ def choose(ast: UOp, target: Target) -> tuple[Opt, ...]:
     if NOOPT or any(axis.size == 0 for axis in axes(ast)):  # loops that never run need no care
         return ()
     k = Kernel(ast, target)
+    if block_rows(k):
+        return tuple(k.table.opts)
     work = sum(k.work(scope) for scope in k.scopes)
     row = rows(k)
     if row is not None:

@@ -12,9 +12,11 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from whit.codegen.block_sums import split_blocks
 from whit.codegen.crop import crop_loops
 from whit.codegen.decompose import decompose
 from whit.codegen.dots import match_signs, use_dots
+from whit.codegen.edges import free_edges
 from whit.codegen.keep import keep_values
 from whit.codegen.masks import simplify_masks
 from whit.codegen.simplify import simplify_values_pass
@@ -318,6 +320,7 @@ def lower_passes() -> tuple[Pass, ...]:
         ),
         Pass("simplify indices", lambda u, _: simplify(u), "tiled", "tiled", "canonical index arithmetic"),
         Pass("crop loops", lambda u, _: crop_loops(u), "tiled", "tiled", "no iterations that are masked off"),
+        Pass("free edges", free_edges, "tiled", "tiled", "rows that no store keeps are read without masks"),
         Pass("decompose", _decompose, "tiled", "tiled", "only ops and dtypes that the target computes"),
         Pass(
             "simplify again",
@@ -329,7 +332,20 @@ def lower_passes() -> tuple[Pass, ...]:
     )
 
 
-_PREPARE_FOR = (Pass("use dots", use_dots, "kernel", "kernel", "sums of products of small integers"),)
+def _separated(before: UOp, after: UOp) -> UOp:
+    return before if after is before else separate_loops(after)
+
+
+_PREPARE_FOR = (
+    Pass("use dots", use_dots, "kernel", "kernel", "sums of products of small integers"),
+    Pass(
+        "split blocks",
+        lambda u, target: _separated(u, split_blocks(u, target)),
+        "kernel",
+        "kernel",
+        "sums over weights in blocks: scales stand outside",
+    ),
+)
 _PREPARE = (
     simplify_values_pass,
     Pass("drop unit ranges", lambda u, _: drop_unit_ranges(u), "kernel", "kernel", "a RANGE of size 1 is 0"),

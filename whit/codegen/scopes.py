@@ -56,6 +56,7 @@ class Scope:
     accesses: list[Access] = field(default_factory=list)
     ops: dict[Axes, float] = field(default_factory=dict)
     shares: dict[Axes, float] = field(default_factory=dict)  # of `ops`: how often they run, as Access.weight
+    is_stage: bool = False  # what fills scratch; its axes are among `reduces`
 
     @property
     def axes(self) -> list[int]:
@@ -205,6 +206,7 @@ def find_scopes(ast: UOp, fixed: set[int]) -> list[Scope]:
     for node in ast.toposort():
         if node.op is Ops.REDUCE or node.op is Ops.STAGE:
             found.append(_scope(node, node.ranges, node.src[1:], fixed))
+            found[-1].is_stage = node.op is Ops.STAGE
         elif node.op is Ops.STORE and node in ast.src:
             found.append(_scope(node, (), (), fixed))
         elif node.op is Ops.END:

@@ -92,7 +92,7 @@ def _columns(k: Kernel, found: _Matrix) -> bool:
     for axis in found.few:
         k.apply(OptKind.UPCAST, axis, 0)
     _tile_wide(k, found.wide, k.lanes * max(n for n in (4, 2, 1) if n <= room or n == 1))
-    _share(k, found.wide, max(run // LEAST_RUN, min(k.target.threads, run // SHORTEST_RUN)))
+    share(k, found.wide, max(run // LEAST_RUN, min(k.target.threads, run // SHORTEST_RUN)))
     return k.apply(OptKind.SWAP, found.wide, number)
 
 
@@ -108,7 +108,7 @@ def _rows(k: Kernel, found: _Matrix) -> bool:
         k.apply(OptKind.UPCAST, axis, 0)
     _tile_wide(k, found.wide, side_by_side)
     k.tile(found.folded, k.lanes * (2 if few * side_by_side <= 8 else 1))
-    _share(k, found.wide, size)
+    share(k, found.wide, size)
     return True
 
 
@@ -120,7 +120,7 @@ def _tile_wide(k: Kernel, axis: int, amount: int) -> None:
     k.tile(axis, amount)
 
 
-def _share(k: Kernel, axis: int, most: int) -> None:
+def share(k: Kernel, axis: int, most: int) -> None:
     """Cut the axis into tasks, as many for each thread, if it is long enough."""
     threads = k.target.threads
     if threads < 2 or k.table.axes[axis].type is not AxisType.LOOP:

@@ -1,0 +1,251 @@
+"""Sums over weights in blocks (`nn.blocks`): one loop over the blocks, the axes inside of a block unrolled,
+and what a block or a group of it has in common, such as its scale, outside of the sum over the group.
+
+    y[n] = sum_k d[n, k // 32] * (nibble(w[n, k // 32, k % 16], k % 32 // 16) - 8) * x[k]
+
+becomes, with k = b * 32 + h * 16 + j and j as wide as a vector,
+
+    y[n] = sum_{b, j} d[n, b] * (sum_h (nibble(w[n, b, j], h) - 8) * x[b * 32 + h * 16 + j])
+
+`split_blocks` does it before opts, where the matrix of bytes meets a few vectors only; `block_rows` chooses
+opts: rows side by side, all axes inside of a block in the tile, and tasks of rows. A minimum, (d * q + m) *
+x, becomes a sum of its own, m * sum x, in which the sum of x serves all rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+from whit.codegen.opts import OptKind
+from whit.codegen.scopes import Access, Kernel, Scope
+from whit.codegen.skinny import share
+from whit.codegen.stages import next_uid
+from whit.codegen.target import Target
+from whit.helpers import prod
+from whit.uop import AxisType, Ops, RangeArg, ReduceArg, UOp, dtypes
+from whit.uop.rewrite import rebuild
+from whit.uop.symbolic import simplify
+
+MOST_USES = 8  # of each byte: with more, a tile of decoded numbers is worth its memory (blocking.py)
+LEAST_BYTES = 1 << 12  # of the matrix
+MOST_TERMS = 4  # of a value multiplied out
+INLINE = 12  # operations of a scale that are rather repeated in the loop than kept in scratch
+
+# ---- before opts
+# -----------------------------------------------------------------------------------------------
+
+
+def split_blocks(ast: UOp, target: Target) -> UOp:
+    """The kernel with sums over blocks of bytes in the form above; the same kernel if there are none."""
+    if target.vector_bytes == 0:
+        return ast
+    order = ast.toposort()
+    if not any(u.op is Ops.INDEX and u.dtype is dtypes.uint8 for u in order):
+        return ast
+    uids = itertools.count(next_uid(order))
+    lanes = target.vector_bytes // 4
+
+    def split(old: UOp, new: UOp) -> UOp:
+        return (_split(new, lanes, uids) or new) if new.op is Ops.REDUCE else new
+
+    return rebuild(ast, split)
+
+
+def _split(reduce: UOp, lanes: int, uids: Iterator[int]) -> UOp | None:
+    if reduce.arg.op is not Ops.ADD or reduce.dtype is not dtypes.float32 or len(reduce.src) != 2:
+        return None
+    k = reduce.src[1]
+    whole = simplify(_inlined(reduce.src[0]))
+    body = [u for u in whole.toposort(lambda u: u.op is Ops.STAGE) if k in u.ranges]
+    if k.src[0].op is not Ops.CONST or not _is_skinny(reduce, body, k):
+        return None
+    sizes = _sizes(body, k, lanes)
+    if sizes is None:
+        return None
+    parts = [k.replace(src=(UOp.index(n),), arg=RangeArg(next(uids), AxisType.REDUCE)) for n in sizes]
+    place = UOp.index(0)
+    for part, size in zip(parts, sizes, strict=True):
+        place = place * size + part
+    value = simplify(whole.substitute({k: place}))
+    cut = (Ops.FLOORDIV, Ops.FLOORMOD)
+    if any(
+        u.op in cut and not u.ranges.isdisjoint(parts) for u in value.toposort(lambda u: u.op is Ops.STAGE)
+    ):
+        return None
+    return _sums(_terms(value, parts[-1]), parts)
+
+
+def _is_skinny(reduce: UOp, body: list[UOp], k: UOp) -> bool:
+    """Whether the sum reads a matrix of bytes of which each is used a few times only."""
+    bytes_ = [u for u in body if u.op is Ops.INDEX and u.dtype is dtypes.uint8 and u.src[0].op is Ops.PARAM]
+    if not bytes_ or max([u.src[0].arg.size for u in bytes_]) < LEAST_BYTES:
+        return False
+    matrix = frozenset().union(*[u.ranges for u in bytes_])
+    others = [r for r in reduce.ranges if r not in matrix]
+    if not all(r.src[0].op is Ops.CONST for r in others):
+        return False
+    return bool(prod([r.src[0].arg for r in others]) <= MOST_USES)
+
+
+def _sizes(body: Iterable[UOp], k: UOp, lanes: int) -> list[int] | None:
+    """Sizes of the axes that k falls into where indices divide it: 32 // 16 and 16 for k // 32 and k % 32 //
+    16."""
+    unit = {k: 1}  # how much of k a quotient counts
+    cuts: set[int] = set()
+    for u in body:
+        if u.op in (Ops.FLOORDIV, Ops.FLOORMOD) and u.src[0] in unit and u.src[1].op is Ops.CONST:
+            cuts.add(unit[u.src[0]] * u.src[1].arg)
+            unit[u] = unit[u.src[0]] * (u.src[1].arg if u.op is Ops.FLOORDIV else 1)
+    chain = [1, *sorted(cuts), int(k.src[0].arg)]
+    if not cuts or any(b % a for a, b in itertools.pairwise(chain)):
+        return None
+    if chain[1] > lanes and chain[1] % lanes == 0:
+        chain.insert(1, lanes)
+    return [b // a for a, b in itertools.pairwise(chain) if b > a][::-1]
+
+
+def _inlined(value: UOp) -> UOp:
+    """Cheap values that the schedule wanted in scratch computed where they are read: one scale a block."""
+
+    def inline(old: UOp, new: UOp) -> UOp:
+        if new.op is not Ops.INDEX or new.src[0].op is not Ops.STAGE or len(new.src) > 2:
+            return new
+        stage, number = new.src
+        if sum([u.op.is_alu and u.dtype is not dtypes.index for u in stage.toposort()]) > INLINE:
+            return new
+        places: dict[UOp, UOp] = {}
+        for r in reversed(stage.src[1:]):
+            places[r] = simplify(number % r.src[0].arg)
+            number = simplify(number // r.src[0].arg)
+        return stage.src[0].substitute(places)
+
+    return rebuild(value, inline)
+
+
+# ---- sums
+# ------------------------------------------------------------------------------------------------------
+
+
+def _factors(value: UOp) -> list[UOp]:
+    found: list[UOp] = []
+    stack = [value]
+    while stack:
+        node = stack.pop()
+        if node.op is Ops.MUL:
+            stack += node.src[::-1]
+        else:
+            found.append(node)
+    return found
+
+
+def _terms(value: UOp, lane: UOp) -> list[tuple[bool, list[UOp]]]:
+    """The value as a sum of products, each with whether it is subtracted. Sums are multiplied out where one
+    side is the same for a whole vector: (d * q - m) * x is d * q * x - m * x."""
+    done: list[tuple[bool, list[UOp]]] = []
+    todo = [(False, _factors(value))]
+    while todo:
+        minus, factors = todo.pop()
+        at = next((n for n, f in enumerate(factors) if _has_offset(f, lane)), None)
+        if at is None or len(done) + len(todo) >= MOST_TERMS:
+            done.append((minus, factors))
+            continue
+        rest = factors[:at] + factors[at + 1 :]
+        a, b = factors[at].src
+        todo.append((minus ^ (factors[at].op is Ops.SUB), _factors(b) + rest))
+        todo.append((minus, _factors(a) + rest))
+    return done
+
+
+def _has_offset(factor: UOp, lane: UOp) -> bool:
+    if factor.op not in (Ops.ADD, Ops.SUB) or not factor.dtype.is_float:
+        return False
+    return any(lane not in s.ranges and s.ranges for s in factor.src)
+
+
+def _sums(terms: list[tuple[bool, list[UOp]]], parts: list[UOp]) -> UOp:
+    """Each product summed: factors without the vector axis outside of the sum over the axes that they
+    lack."""
+    lane = parts[-1]
+    scales = [f for _, factors in terms for f in factors if lane not in f.ranges]
+    inner = [r for r in parts[:-1] if not any(r in f.ranges for f in scales)] if scales else []
+    outer = [r for r in parts if r not in inner]
+    total: UOp | None = None
+    for minus, factors in terms:
+        own = _product([f for f in factors if lane in f.ranges])
+        if own is not None and inner:
+            own = UOp(Ops.REDUCE, own.dtype, (own, *inner), ReduceArg(Ops.ADD))
+        scale = _product([f for f in factors if lane not in f.ranges])
+        both = scale * own if scale is not None and own is not None else own if own is not None else scale
+        assert both is not None
+        part = UOp(Ops.REDUCE, both.dtype, (both, *outer), ReduceArg(Ops.ADD))
+        total = part if total is None else total - part if minus else total + part
+    assert total is not None
+    return total
+
+
+def _product(factors: list[UOp]) -> UOp | None:
+    result: UOp | None = None
+    for factor in factors:
+        result = factor if result is None else result * factor
+    return result
+
+
+# ---- opts
+# ------------------------------------------------------------------------------------------------------
+
+
+def block_rows(k: Kernel) -> bool:
+    """Choose the opts of a kernel that `split_blocks` made; False if it is another kernel."""
+    found = _find(k)
+    if found is None:
+        return False
+    matrix, sums = found
+    folded = {a for scope in sums for a in scope.reduces}
+    blocks = max((a for a in folded if a in matrix.strides), key=lambda a: matrix.strides[a])
+    rows = [a for a in k.loops() if a in matrix.axes]
+    few = [a for a in k.loops() if a not in matrix.axes]
+    if not rows or not all(k.is_static(a) for a in [*folded, *k.loops()]):
+        return False
+    wide = max(rows, key=k.size)
+    together = prod([k.size(a) for a in few])
+    if together > MOST_USES:
+        return False
+    for axis in few:
+        k.apply(OptKind.UPCAST, axis, 0)
+    side_by_side = max(n for n in (1, 2, 4) if n * together <= 8 and (n == 1 or k.size(wide) % n == 0))
+    k.tile(wide, side_by_side)
+    for axis in sorted(folded - {blocks}, reverse=True):
+        if not k.apply(OptKind.UNROLL, axis, 0):
+            return False
+    for scope in k.scopes:
+        if scope not in sums and scope.reduces:
+            _unroll_scales(k, scope)
+    share(k, wide, k.size(wide))
+    return True
+
+
+def _find(k: Kernel) -> tuple[Access, list[Scope]] | None:
+    """The matrix of bytes, and the scopes of the sums over it."""
+    if k.lanes == 1 or not any(_reads_blocks(u) for u in k.table.ast.toposort()):
+        return None
+    sums = [s for s in k.scopes if s.reduces and not s.is_stage]
+    reads = [x for s in sums for x in s.accesses if x.itemsize == 1 and not x.is_store and not x.odd]
+    folded = {a for s in sums for a in s.reduces}
+    reads = [x for x in reads if len(folded.intersection(x.strides)) > 1 and x.nbytes >= LEAST_BYTES]
+    return (max(reads, key=lambda x: len(x.axes)), sums) if reads else None
+
+
+def _reads_blocks(u: UOp) -> bool:
+    """Whether it is a sum over bytes of several axes, made by `split_blocks`."""
+    if u.op is not Ops.REDUCE or u.arg.op is not Ops.ADD or u.dtype is not dtypes.float32 or len(u.src) < 3:
+        return False
+    return any(
+        v.op is Ops.INDEX and v.dtype is dtypes.uint8 and u.src[-1] in v.ranges for v in u.src[0].toposort()
+    )
+
+
+def _unroll_scales(k: Kernel, scope: Scope) -> None:
+    """Scales in scratch: all axes but the one that counts blocks."""
+    for axis in sorted(scope.reduces)[1:]:
+        k.apply(OptKind.UNROLL, axis, 0)
