@@ -1,2 +1,2 @@
-"""The HTTP interface as plain functions: bodies are checked, prompts are made, answers are shaped. Nothing here
-knows of sockets; `whit.llm.server` puts these functions behind URLs."""
+"""The HTTP interface as plain functions: bodies are checked, prompts made, answers shaped. Nothing here knows
+of sockets; `whit.llm.server` puts these functions behind URLs."""

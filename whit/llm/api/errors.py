@@ -21,7 +21,7 @@ class ApiError(WhitError):
     """A request that is answered with an error. `param` names the part of the body that is wrong, as a path
     (`messages[0].role`); `code` is a word for programs.
 
-    >>> error = ApiError("temperature is 9", because="it goes from 0 to 2", fix="lower it", param="temperature")
+    >>> error = ApiError("temperature is 9", because="it goes from 0 to 2", param="temperature")
     >>> error.status, error.body()["error"]["param"], error.body()["error"]["type"]
     (400, 'temperature', 'invalid_request_error')
     """
@@ -41,7 +41,15 @@ class ApiError(WhitError):
         self.status, self.param, self.code, self.headers = status, param, code, headers or {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.asked, self.because, self.fix, self.status, self.param, self.code, self.headers)
+        return _rebuild, (
+            self.asked,
+            self.because,
+            self.fix,
+            self.status,
+            self.param,
+            self.code,
+            self.headers,
+        )
 
     def body(self) -> dict[str, Any]:
         """The JSON body: {"error": {"message", "type", "param", "code"}}."""
@@ -50,6 +58,12 @@ class ApiError(WhitError):
 
 
 def _rebuild(
-    asked: str, because: str, fix: str, status: int, param: str | None, code: str | None, headers: dict[str, str]
+    asked: str,
+    because: str,
+    fix: str,
+    status: int,
+    param: str | None,
+    code: str | None,
+    headers: dict[str, str],
 ) -> ApiError:
     return ApiError(asked, because, fix, status=status, param=param, code=code, headers=headers)

@@ -38,7 +38,9 @@ def wrong_type(path: str, value: object, wanted: str) -> ApiError:
 
 def wrong_value(path: str, because: str, fix: str = "", code: str = "invalid_value") -> ApiError:
     """The error of a value of the right type that is not allowed."""
-    return ApiError(f"{path or 'the body'} is not accepted", because=because, fix=fix, param=path or None, code=code)
+    return ApiError(
+        f"{path or 'the body'} is not accepted", because=because, fix=fix, param=path or None, code=code
+    )
 
 
 def unsupported(why: str, *allowed: object) -> Check:
