@@ -21,11 +21,16 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from whit.helpers import ArgumentError, WhitError
-from whit.llm.sampling import SamplingParams
+from whit.llm.grammar import GrammarError
+from whit.llm.prefix import BLOCK, PrefixStore, fingerprint, position_bytes
+from whit.llm.sampling import Draw, RowState, Sampler, SamplingParams
+from whit.llm.slots import Slot, SlotTable, Work
+from whit.llm.speculate import MOST, Drafter, ModelDrafter, NgramDrafter
 from whit.llm.stops import Decoder, StopText
 
 if TYPE_CHECKING:
@@ -42,21 +47,6 @@ class EngineClosed(WhitError, RuntimeError):
     """The engine was closed, or broke down, before the request was done."""
 
 
-class Cache(Protocol):
-    """Keys and values of several sequences, one a slot."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def save(self, slot: int, length: int) -> bytes:
-        """The first `length` positions of a slot."""
-        ...
-
-    def restore(self, slot: int, length: int, data: bytes) -> None:
-        """Put back what `save` gave."""
-        ...
-
-
 class Model(Protocol):
     """What the engine asks of a model."""
 
@@ -68,14 +58,22 @@ class Model(Protocol):
         """The most positions of a sequence."""
         ...
 
-    def new_cache(self, slots: int, context: int) -> Cache: ...
+    def new_cache(self, slots: int, context: int) -> Any:
+        """A `whit.llm.prefix.Cache`."""
+        ...
 
     def forward(
-        self, tokens: Tensor, start: Sequence[int], cache: Cache, slots: Sequence[int], last: Sequence[int]
+        self,
+        tokens: Sequence[Sequence[int]],
+        start: Sequence[int],
+        cache: Any,
+        slots: Sequence[int],
+        last: Sequence[int],
+        *,
+        every: bool = False,
     ) -> Tensor:
-        """Read `tokens` (B, T) int32 into the cache: row b at positions start[b] … of sequence slots[b], of
-        which the first last[b] + 1 count (the rest is padding, and is overwritten later). Logits (B, V) of
-        the tokens number last[b]."""
+        """Read `tokens` (B, T) into the cache: row b at positions start[b] … of sequence slots[b]. Logits
+        (B, V) of the tokens number last[b] (the last); with `every` (B, T, V) of all."""
         ...
 
 
@@ -237,22 +235,18 @@ class Stats:
     prefix_bytes: int = 0
 
 
-@dataclass
-class _Slot:
-    """A sequence in the cache: which tokens it holds, and the request that it serves."""
-
-    index: int
-    tokens: list[int] = field(default_factory=list)  # those in the cache
-    request: Request | None = None
-    text: StopText | None = None
-    pending: list[int] = field(default_factory=list)  # tokens of the prompt still to be read
-    written: int = 0
-    cached: int = 0
-    limit: int = 0
-
-
 class Engine:
-    """Serves requests on `slots` sequences of at most `context` positions each."""
+    """Serves requests on `slots` sequences of at most `context` positions each.
+
+    chunk:         tokens of a prompt that are read between two steps of the others
+    memory_limit:  bytes for keys and values, the store of prefixes included (None: twice what the slots take)
+    max_waiting:   requests that may wait for a slot
+    speculate:     guess tokens: "ngram", or a smaller Model with the same vocabulary; None: do not
+    speculate_for: guess only while at most so many requests are being written
+    keep:          when a text fills the context, go on with its first `keep` tokens and the later half of the
+                   others (None: the request ends with "length")
+    Errors:        ArgumentError for numbers that cannot be, and when the slots do not fit into memory_limit
+    """
 
     def __init__(
         self,
@@ -264,12 +258,21 @@ class Engine:
         chunk: int = 256,
         memory_limit: int | None = None,
         max_waiting: int = 1024,
+        speculate: Model | str | None = None,
+        speculate_for: int = 2,
+        keep: int | None = None,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.context = min(context or model.context, model.context)
-        self.chunk, self.max_waiting, self.memory_limit = chunk, max_waiting, memory_limit
-        self.slots = [_Slot(index) for index in range(slots)]
-        self._stats = Stats(slots=slots)
+        self.chunk, self.max_waiting, self.keep = chunk, max_waiting, keep
+        self._check_sizes(slots, chunk, context, keep)
+        self._cache = model.new_cache(slots, self.context)
+        self._store = PrefixStore(self._store_limit(memory_limit, slots))
+        self._table = SlotTable(self._cache, slots, self._store)
+        self._sampler = Sampler()
+        self._drafter = self._make_drafter(speculate, slots)
+        self._speculate_for = speculate_for
+        self._stats = Stats(slots=slots, cache_bytes=self._cache.nbytes)
         self._waiting: deque[Request] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()
@@ -278,6 +281,50 @@ class Engine:
         self._numbers = itertools.count()
         self._thread = threading.Thread(target=self._run, name="whit-engine", daemon=True)
         self._thread.start()
+
+    def _check_sizes(self, slots: int, chunk: int, context: int | None, keep: int | None) -> None:
+        if (
+            slots < 1
+            or self.context < 2
+            or chunk < 1
+            or (context is not None and context > self.model.context)
+        ):
+            raise ArgumentError(
+                f"an engine with {slots} slots, a context of {context} and chunks of {chunk}",
+                because=f"there is at least one slot, and the model's context is {self.model.context}",
+                fix="choose other numbers",
+            )
+        if keep is not None and not 0 <= keep < self.context // 2:
+            raise ArgumentError(
+                f"an engine that keeps {keep} tokens",
+                because=f"less than half of the context ({self.context}) can be kept",
+                fix="choose a smaller number",
+            )
+
+    def _store_limit(self, memory_limit: int | None, slots: int) -> int:
+        taken: int = self._cache.nbytes
+        if memory_limit is None:
+            return taken
+        if taken > memory_limit:
+            raise ArgumentError(
+                f"an engine with a memory limit of {memory_limit} bytes",
+                because=f"{slots} slots of {self.context} positions take {taken} bytes",
+                fix="choose fewer slots, a shorter context, or a narrower type of cache",
+            )
+        return memory_limit - taken
+
+    def _make_drafter(self, speculate: Model | str | None, slots: int) -> Drafter | None:
+        if speculate is None:
+            return None
+        if speculate == "ngram":
+            return NgramDrafter()
+        if isinstance(speculate, str) or speculate.vocab_size != self.model.vocab_size:
+            raise ArgumentError(
+                f"speculate={speculate!r}" if isinstance(speculate, str) else "speculate with another model",
+                because='it is "ngram", or a model with the same vocabulary',
+                fix="choose one of these",
+            )
+        return ModelDrafter(speculate, slots, self.context, self.chunk)
 
     # ---- the callers' side: any thread
 
@@ -301,6 +348,8 @@ class Engine:
 
     def call(self, function: Callable[[], T]) -> T:
         """Run a function on the engine's thread between two steps, and wait for what it returns."""
+        if threading.current_thread() is self._thread:
+            return function()
         future: Future[T] = Future()
         with self._changed:
             if self._closing or self._failure is not None:
@@ -314,9 +363,36 @@ class Engine:
         """A copy of the counters."""
         with self._changed:
             values = {name: getattr(self._stats, name) for name in Stats.__dataclass_fields__}
-            values["busy"] = sum(1 for slot in self.slots if slot.request is not None)
+            values["busy"] = len(self._table.slots) - len(self._table.free)
             values["waiting"] = len(self._waiting)
+            values["prefix_bytes"] = self._store.nbytes
             return Stats(**values)
+
+    def save_prefixes(self, path: str | Path) -> None:
+        """Write the keys and values of all texts that are known to a file, all of it or nothing."""
+
+        def save() -> None:
+            for slot in self._table.slots:
+                self._table.push_out(slot)
+            self._store.save(path, fingerprint(self.model, self._cache))
+
+        self.call(save)
+
+    def load_prefixes(self, path: str | Path) -> None:
+        """Read what `save_prefixes` wrote. FileFormatError for a file that is damaged, or of another model;
+        OSError."""
+        size = BLOCK * position_bytes(self._cache)
+        self.call(lambda: self._store.load(path, fingerprint(self.model, self._cache), size))
+
+    def forget_prefixes(self) -> None:
+        """Forget the texts of finished requests."""
+
+        def forget() -> None:
+            self._store.clear()
+            for slot in self._table.free:
+                slot.tokens = []
+
+        self.call(forget)
 
     def close(self) -> None:
         """Cancel everything and end the thread. Calling it again does nothing."""
@@ -338,10 +414,10 @@ class Engine:
                 "submit an empty prompt", because="there is nothing to go on from", fix="pass a token"
             )
         size = self.model.vocab_size
-        for token in tokens:
+        for token in (*tokens, *params.logit_bias):
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
                 raise ArgumentError(
-                    f"submit a prompt with token {token!r}",
+                    f"submit token {token!r}",
                     because=f"tokens are numbers from 0 to {size - 1}",
                     fix="encode the text with this model's tokenizer",
                 )
@@ -364,7 +440,6 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            self._cache = self.model.new_cache(len(self.slots), self.context)
             while self._wait_for_work():
                 self._turn()
         except BaseException as error:
@@ -373,9 +448,12 @@ class Engine:
 
     def _wait_for_work(self) -> bool:
         with self._changed:
-            while not (self._closing or self._waiting or self._calls or any(s.request for s in self.slots)):
+            while not (self._closing or self._waiting or self._calls or self._busy()):
                 self._changed.wait()
             return not self._closing
+
+    def _busy(self) -> list[Slot]:
+        return [slot for slot in self._table.slots if slot.work is not None]
 
     def _turn(self) -> None:
         while self._calls:
@@ -384,18 +462,20 @@ class Engine:
                 future.set_result(function())
             except BaseException as error:
                 future.set_exception(error)
+        for slot in self._busy():
+            if _work(slot).request.cancelled:
+                self._finish(slot, "cancelled")
         self._admit()
-        self._prefill()
-        self._decode()
+        self._read()
+        self._write()
 
     def _end_all(self) -> None:
         with self._changed:
             self._closing = True
             waiting, self._waiting = list(self._waiting), deque()
             calls, self._calls = list(self._calls), deque()
-        for slot in self.slots:
-            if slot.request is not None:
-                self._finish(slot, "cancelled")
+        for slot in self._busy():
+            self._finish(slot, "cancelled")
         for request in waiting:
             self._drop(request)
         for _, future in calls:
@@ -406,94 +486,208 @@ class Engine:
         if self._failure is not None:
             request._put(self._closed())
         else:
+            self._stats.requests += 1
+            self._stats.cancelled += 1
             request._put(Event(finish_reason="cancelled", usage=Usage(len(request.prompt))))
+
+    # ---- taking in
 
     def _admit(self) -> None:
         """Give waiting requests the free slots."""
-        for slot in self.slots:
-            if slot.request is not None and slot.request.cancelled:
-                self._finish(slot, "cancelled")
-        for slot in self.slots:
-            while slot.request is None and self._waiting:
-                with self._changed:
-                    request = self._waiting.popleft()
-                if request.cancelled:
-                    self._drop(request)
-                else:
-                    self._start(slot, request)
+        while self._waiting:
+            cancelled = self._waiting[0].cancelled
+            if not (cancelled or self._table.free):
+                return
+            with self._changed:
+                request = self._waiting.popleft()
+            if cancelled:
+                self._drop(request)
+            else:
+                self._start(request)
 
-    def _start(self, slot: _Slot, request: Request) -> None:
-        slot.request = request
-        slot.text = StopText(self.tokenizer.stream(), request.params.stop)
-        slot.tokens, slot.pending = [], list(request.prompt)
-        slot.written = slot.cached = 0
+    def _start(self, request: Request) -> None:
+        params, tokenizer = request.params, self.tokenizer
+        slot = self._table.place(request.prompt)
         room = self.context - len(request.prompt)
-        wanted = request.params.max_tokens
-        slot.limit = room if wanted is None else min(room, wanted)
-        if slot.limit == 0:
+        if self.keep is not None:
+            room = 1 << 60
+        slot.work = Work(
+            request,
+            StopText(tokenizer.stream(), params.stop),
+            RowState(params, request.prompt, end_ids=tokenizer.end_ids, seed=fresh_seed()),
+            pending=list(request.prompt[len(slot.tokens) :]),
+            limit=room if params.max_tokens is None else min(room, params.max_tokens),
+            cached=len(slot.tokens),
+        )
+        self._stats.cached_tokens += len(slot.tokens)
+        if slot.work.limit == 0:
             self._finish(slot, "length")
 
-    def _prefill(self) -> None:
-        """Read one chunk of the prompt that waits longest; the last chunk gives the first token."""
-        reading = [slot for slot in self.slots if slot.request is not None and len(slot.pending) > 1]
-        if not reading:
+    # ---- reading prompts
+
+    def _read(self) -> None:
+        """Read one chunk of the prompt that came first; its last chunk gives the first token."""
+        waiting = [slot for slot in self._busy() if _work(slot).reading]
+        if not waiting:
             return
-        slot = min(reading, key=lambda s: s.request.id if s.request else 0)
-        part = slot.pending[: min(self.chunk, len(slot.pending) - 1)]
-        self._forward([slot], [part])
-        del slot.pending[: len(part)]
+        slot = min(waiting, key=lambda slot: _work(slot).request.id)
+        work = _work(slot)
+        began = time.perf_counter()
+        shared = self._table.share(slot, work.pending)
+        del work.pending[:shared]
+        if not work.written:
+            work.cached += shared
+            self._stats.cached_tokens += shared
+        part = work.pending[: self._piece(len(work.pending))]
+        logits = self._forward([slot], [part])
+        del work.pending[: len(part)]
         self._stats.prompt_tokens += len(part)
+        if not work.pending:
+            self._draw(logits, [slot], [0])
+        self._stats.prefill_seconds += time.perf_counter() - began
 
-    def _decode(self) -> None:
-        ready = [slot for slot in self.slots if slot.request is not None and len(slot.pending) == 1]
-        for slot in ready:
-            logits = self._forward([slot], [slot.pending])
-            token = int(logits.argmax(-1).item())
-            slot.pending = [token]
-            self._emit(slot, token)
+    def _piece(self, count: int) -> int:
+        """How much of so many tokens to read at once: passes have a power of two of them, and a last one that
+        would be mostly padding is cut in two."""
+        count = min(count, self.chunk)
+        whole = 1 << (count.bit_length() - 1)
+        return count if count == whole or count > whole * 3 // 2 or count < 16 else whole
 
-    def _forward(self, slots: list[_Slot], parts: list[list[int]]) -> Tensor:
-        from whit.tensor import Tensor
+    # ---- writing
 
-        tokens = Tensor(parts, dtype="int32")
+    def _write(self) -> None:
+        """One more token for every request that has read its prompt; several where guesses come true."""
+        began = time.perf_counter()
+        writing = [slot for slot in self._busy() if not _work(slot).reading]
+        if not writing:
+            return
+        for slot in [slot for slot in writing if len(slot.tokens) >= self.context]:
+            writing.remove(slot)
+            self._shift(slot)
+        guesses = self._guesses(writing)
+        plain = [slot for slot in writing if not guesses.get(slot.index)]
+        for slot in writing:
+            if guesses.get(slot.index):
+                self._verify(slot, guesses[slot.index])
+        if plain:
+            logits = self._forward(plain, [_work(slot).pending for slot in plain])
+            self._draw(logits, plain, list(range(len(plain))))
+        self._stats.decode_seconds += time.perf_counter() - began
+
+    def _draw(self, logits: Tensor, slots: list[Slot], rows: list[int]) -> None:
+        """A token for each slot, from a row of logits."""
+        works = [_work(slot) for slot in slots]
+        try:
+            draws = self._sampler.sample(logits, [work.state for work in works], rows)
+        except GrammarError as error:
+            if len(slots) == 1:
+                self._finish(slots[0], "error", error)
+                return
+            for slot, row in zip(slots, rows):  # find out whose it is
+                self._draw(logits, [slot], [row])
+            return
+        for slot, draw in zip(slots, draws):
+            self._emit(slot, draw)
+
+    def _guesses(self, writing: list[Slot]) -> dict[int, list[int]]:
+        """What may come next, by slot."""
+        if self._drafter is None or not 0 < len(writing) <= self._speculate_for:
+            return {}
+        found = {}
+        for slot in writing:
+            work = _work(slot)
+            room = min(self.context - len(slot.tokens) - 1, work.limit - work.written - 1)
+            count = min(work.guesses, room)
+            if count > 0:
+                found[slot.index] = self._drafter.draft(slot.index, [*slot.tokens, *work.pending], count)
+        return found
+
+    def _verify(self, slot: Slot, guesses: list[int]) -> None:
+        """Read the guesses in one pass; keep those that are drawn anyway, and one token more."""
+        work, before = _work(slot), len(slot.tokens)
+        logits = self._forward([slot], [[*work.pending, *guesses]], every=True)
+        logits = logits.reshape(logits.shape[1], logits.shape[2])
+        right = 0
+        # without penalties the most likely tokens of all places are found at once
+        at_once = self._sampler.most_likely(logits) if work.state.plain else None
+        for row in range(len(guesses) + 1):
+            if at_once is not None:
+                self._emit(slot, Draw(at_once[row]))
+            else:
+                self._draw(logits, [slot], [row])
+            if slot.work is not work or row == len(guesses) or work.pending != [guesses[row]]:
+                break
+            right += 1
+        del slot.tokens[before + 1 + right :]
+        self._stats.drafted_tokens += len(guesses)
+        self._stats.accepted_tokens += right
+        work.guesses = min(2 * work.guesses + 1, MOST) if right == len(guesses) else max(right, 1)
+
+    def _forward(self, slots: list[Slot], parts: list[list[int]], every: bool = False) -> Tensor:
         logits = self.model.forward(
-            tokens,
+            parts,
             [len(slot.tokens) for slot in slots],
             self._cache,
             [slot.index for slot in slots],
             [len(part) - 1 for part in parts],
+            every=every,
         )
         for slot, part in zip(slots, parts):
             slot.tokens += part
         return logits
 
-    def _emit(self, slot: _Slot, token: int) -> None:
-        request, text = slot.request, slot.text
-        assert request is not None and text is not None
+    def _shift(self, slot: Slot) -> None:
+        """The context is full: read the text again without the older half of what is not kept."""
+        work = _work(slot)
+        if self.keep is None:
+            self._finish(slot, "length")
+            return
+        text = [*slot.tokens, *work.pending]
+        start = self.keep + (len(text) - self.keep) // 2
+        slot.tokens = text[: self.keep]
+        work.pending = text[start:]
+
+    def _emit(self, slot: Slot, draw: Draw) -> None:
+        """A token was drawn: tell the request, and see whether it is done."""
+        work = _work(slot)
+        request, state, token = work.request, work.state, draw.token
         if request.first_token_at is None:
             request.first_token_at = time.monotonic()
-        slot.written += 1
+        work.written += 1
+        work.pending = [token]
         self._stats.generated_tokens += 1
+        try:
+            state.accept(token)
+        except GrammarError as error:
+            self._finish(slot, "error", error)
+            return
         if token in self.tokenizer.end_ids and not request.params.ignore_end:
             self._finish(slot, "stop")
             return
-        request._put(Event(token=token, text=text.push(token)))
-        if text.stopped:
+        text = work.text.push(token)
+        request._put(Event(token, text, draw.logprob, draw.top_logprobs))
+        if work.text.stopped or state.complete:
             self._finish(slot, "stop")
-        elif slot.written >= slot.limit:
+        elif work.written >= work.limit:
             self._finish(slot, "length")
 
-    def _finish(self, slot: _Slot, reason: str) -> None:
-        request, text = slot.request, slot.text
-        assert request is not None and text is not None
-        slot.request, slot.text, slot.pending = None, None, []
-        if self._failure is not None:
-            request._put(self._closed())
+    def _finish(self, slot: Slot, reason: str, error: WhitError | None = None) -> None:
+        work = _work(slot)
+        slot.work = None
+        if error is None and self._failure is not None:
+            error = self._closed()
+        if error is not None:
+            work.request._put(error)
             return
         self._stats.requests += 1
         self._stats.cancelled += reason == "cancelled"
-        usage = Usage(len(request.prompt), slot.written, slot.cached)
-        request._put(Event(text=text.flush(), finish_reason=reason, usage=usage))
+        usage = Usage(len(work.request.prompt), work.written, work.cached)
+        work.request._put(Event(text=work.text.flush(), finish_reason=reason, usage=usage))
+
+
+def _work(slot: Slot) -> Work:
+    assert slot.work is not None, "the slot serves a request"
+    return slot.work
 
 
 def fresh_seed() -> int:

@@ -190,6 +190,16 @@ class RowState:
         self._changes: dict[int, float] = {}
         self._changed = -1  # how many tokens were written when these were found
 
+    @property
+    def plain(self) -> bool:
+        """Whether the next tokens are just the most likely ones, whatever is written meanwhile."""
+        return self.steps() == _PLAIN and not self.params.penalised
+
+    @property
+    def complete(self) -> bool:
+        """Whether the grammar lets nothing follow."""
+        return self.matcher is not None and self.matcher.complete
+
     def accept(self, token: int) -> None:
         """A token was written."""
         self.written.append(token)
@@ -340,17 +350,30 @@ class Sampler:
     def __init__(self) -> None:
         self._functions: dict[Steps, TinyJit[Any, Tensor]] = {}
 
-    def sample(self, logits: Tensor, states: Sequence[RowState]) -> list[Draw]:
-        """One token per row. Shapes: logits (B, V) float32 in memory, states: one a row (fewer than B: the
-        rest of the rows is not looked at). The states advance when `RowState.accept` is called, not here."""
+    def sample(
+        self, logits: Tensor, states: Sequence[RowState], rows: Sequence[int] | None = None
+    ) -> list[Draw]:
+        """One token a state. Shapes: logits (B, V) float32 in memory; rows: the row that each state reads
+        (default: 0, 1, …). The states advance when `RowState.accept` is called, not here (mirostat's aim
+        does)."""
+        places = list(range(len(states))) if rows is None else list(rows)
         draws: list[Draw | None] = [None] * len(states)
-        for steps, rows in _grouped(states):
-            packed = self._run(steps, logits, rows, [states[row] for row in rows])
-            for row, values in zip(rows, packed):
-                draws[row] = _unpacked(values, steps)
+        for steps, members in _grouped(states):
+            if steps == _PLAIN:
+                best = self.most_likely(logits)
+                for n in members:
+                    draws[n] = Draw(best[places[n]])
+                continue
+            packed = self._run(steps, logits, [places[n] for n in members], [states[n] for n in members])
+            for n, values in zip(members, packed):
+                draws[n] = _unpacked(values, steps)
                 if steps.mirostat:
-                    states[row].observe(values[2])
+                    states[n].observe(values[2])
         return [draw for draw in draws if draw is not None]
+
+    def most_likely(self, logits: Tensor) -> list[int]:
+        """Each row's most likely token; of equal ones the first."""
+        return _greedy()(logits).tolist()  # type: ignore[no-any-return]
 
     def _run(
         self, steps: Steps, logits: Tensor, rows: list[int], states: list[RowState]
@@ -369,8 +392,10 @@ class Sampler:
             inputs["places"] = Tensor(list(places), dtype="int32")
             inputs["values"] = Tensor(list(values), dtype="float32")
         if steps.masked:
+            import numpy as np
+
             words = [state.matcher.mask() for state in states if state.matcher is not None]
-            inputs["mask"] = Tensor(words, dtype="int32")
+            inputs["mask"] = Tensor(np.stack(words))
         if steps.penalised:
             inputs["history"] = states[0].history(logits.shape[-1])
         result = function(logits, Tensor(rows, dtype="int32"), **inputs)
@@ -479,6 +504,15 @@ def _packed(steps: Steps, logits: Tensor, tokens: Tensor, surprise: Tensor | Non
             both = [(best - norm.unsqueeze(-1)).cast(dtypes.float64), numbers.cast(dtypes.float64)]
             return columns[0].stack(*columns[1:], dim=-1).cat(*both, dim=-1)
     return columns[0].stack(*columns[1:], dim=-1)
+
+
+_PLAIN = Steps(draws=False)
+
+
+@functools.cache
+def _greedy() -> Callable[[Tensor], Tensor]:
+    """Each row's most likely token."""
+    return TinyJit(lambda logits: logits.argmax(-1).realize())
 
 
 @functools.cache
