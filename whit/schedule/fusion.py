@@ -308,8 +308,10 @@ def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
             result.expansions[node] = ratio
         cost, ops, reads = _own_cost(node, seen)
         result.cost[node], result.ops[node], result.reads[node] = cost, ops, reads
+        # what is much larger than its sources, such as the products of a sum, is the last to be written
+        most = 2 * CHAIN_LIMIT if node in result.expansions else CHAIN_LIMIT
         if (
-            ops > CHAIN_LIMIT
+            ops > most
             and not node.op.is_movement
             and node not in forced
             and node.op not in (Ops.SINK, Ops.STORE)
