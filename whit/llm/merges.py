@@ -115,7 +115,7 @@ class ScoreMerger:
 def _words(tokens: list[str]) -> re.Pattern[str]:
     """A pattern of the stretches that merging never crosses: a space begins one, except after a character that
     some token has before a space."""
-    crossings = set(re.findall(f"([^{SPACE}\0]){SPACE}", "\0".join(tokens)))
+    crossings = {part[-1] for part in "\0".join(tokens).split(SPACE)[:-1] if part} - {"\0"}
     if not crossings:
         return re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
     if len(crossings) > _MOST_CROSSINGS:

@@ -318,17 +318,18 @@ def _bpe(vocabulary: Vocabulary) -> Encoder:
     from tokenizers import Tokenizer as Engine
     from tokenizers import models
 
-    cuts = cuts_of(vocabulary.pre)
-    engine = Engine(
-        models.BPE(vocabulary.ids, _merge_pairs(vocabulary), ignore_merges=cuts.whole, byte_fallback=cuts.raw)
-    )
+    cuts, size = cuts_of(vocabulary.pre), len(vocabulary)
+    # bytes that have no token are left out, and what stood on their two sides does not merge
+    absent = [] if cuts.raw else [char for char in _BYTE_OF if char not in vocabulary.ids]
+    table = vocabulary.ids | {char: size + n for n, char in enumerate(absent)}
+    engine = Engine(models.BPE(table, _merge_pairs(vocabulary), ignore_merges=cuts.whole, byte_fallback=cuts.raw))
     engine.pre_tokenizer = pre_tokenizer(cuts)
 
     def encode(text: str) -> list[int]:
         if cuts.raw:
             text = text.replace(" ", SPACE)
         ids: list[int] = engine.encode(text, add_special_tokens=False).ids
-        return ids
+        return [number for number in ids if number < size] if absent else ids
 
     if TRIPLES not in cuts.patterns:
         return encode

@@ -58,7 +58,6 @@ class Vocabulary:
 
     model: str
     tokens: list[str]
-    ids: dict[str, int]  # by text; of equal texts, the last
     kinds: NDArray[np.int32]
     scores: NDArray[np.float32] | None = None
     merges: list[str] = field(default_factory=list)
@@ -82,6 +81,11 @@ class Vocabulary:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """From text to id; of equal texts, the last."""
+        return dict(zip(self.tokens, range(len(self.tokens))))
 
     def of_kind(self, *kinds: int) -> list[int]:
         """The ids of all tokens of some kinds."""
@@ -118,15 +122,15 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         raise refuse("tokenizer.ggml.tokens", f"it has {len(tokens)} entries")
     pre = str(metadata.get("tokenizer.ggml.pre", "default")) if model == "gpt2" else model
     merges = _texts(metadata, "merges") if model in ("gpt2", "gemma4") else []
-    ids = dict(zip(tokens, range(len(tokens))))
-    kinds = _kinds(metadata, ids, len(tokens))
+    known = {name: tokens.index(name) for name in (_ENDS | _CONTROL_ENDS | _SHOWN).intersection(tokens)}
+    kinds = _kinds(metadata, known, len(tokens))
     numbers = {name: _special(metadata, name, model, len(tokens)) for name in _IDS}
     lower = bool(metadata.get("tokenizer.ggml.normalizer.lowercase", True))
     return Vocabulary(
-        model=model, tokens=tokens, ids=ids, kinds=kinds, scores=_scores(metadata, model, len(tokens)),
+        model=model, tokens=tokens, kinds=kinds, scores=_scores(metadata, model, len(tokens)),
         merges=merges, pre=pre,
         bos=numbers["bos"], eos=numbers["eos"], unknown=numbers["unknown"], separator=numbers["separator"],
-        padding=numbers["padding"], ends=_ends(ids, kinds, (numbers["eos"], numbers["eot"], numbers["eom"])),
+        padding=numbers["padding"], ends=_ends(known, kinds, (numbers["eos"], numbers["eot"], numbers["eom"])),
         add_bos=_add_bos(metadata, model, pre), add_eos=_flag(metadata, "add_eos_token", "add_eos", model),
         add_sep=_flag(metadata, "add_sep_token", "add_sep", model),
         add_space_prefix=_flag(metadata, "add_space_prefix", "add_space_prefix", model),
@@ -200,34 +204,28 @@ def _numbers(metadata: Mapping[str, Any], name: str, count: int, dtype: str) -> 
     return np.asarray(values[:count]).astype(dtype)
 
 
-def _kinds(metadata: Mapping[str, Any], ids: dict[str, int], count: int) -> NDArray[np.int32]:
+def _kinds(metadata: Mapping[str, Any], known: dict[str, int], count: int) -> NDArray[np.int32]:
     """The kinds of all tokens, put right where files are known to be wrong."""
     import numpy as np
 
     found = _numbers(metadata, "token_type", count, "int32")
     kinds = np.full(count, NORMAL, np.int32) if found is None else found
-    for text in _among(_ENDS, ids):
-        if kinds[ids[text]] in (NORMAL, USER):
-            kinds[ids[text]] = CONTROL
-    for text in _among(_SHOWN, ids):
-        kinds[ids[text]] = USER
+    for text, number in known.items():
+        if text in _ENDS and kinds[number] in (NORMAL, USER):
+            kinds[number] = CONTROL
+        elif text in _SHOWN:
+            kinds[number] = USER
     return kinds
 
 
-def _among(names: frozenset[str], ids: dict[str, int]) -> set[str]:
-    """The names that are tokens. (An intersection with `ids.keys()` would walk over all of them.)"""
-    return {name for name in names if name in ids}
-
-
-def _ends(ids: dict[str, int], kinds: NDArray[np.int32], given: tuple[int | None, ...]) -> frozenset[int]:
+def _ends(known: dict[str, int], kinds: NDArray[np.int32], given: tuple[int | None, ...]) -> frozenset[int]:
     """The ids at which generation ends: those that the file names and those known by their text."""
-    texts = _among(_ENDS, ids)
-    texts |= {text for text in _among(_CONTROL_ENDS, ids) if kinds[ids[text]] == CONTROL}
+    texts = {text for text in known if text in _ENDS or (text in _CONTROL_ENDS and kinds[known[text]] == CONTROL)}
     if "<|end|>" in texts and texts & {"<|call|>", "<|calls|>"} and texts & {"<|return|>", "<|flush|>"}:
         texts.discard("<|end|>")  # it ends a message there, and another one may follow
     if "</s>" in texts and "<|tool_response>" in texts:
         texts.discard("</s>")
-    return frozenset({ids[text] for text in texts} | {number for number in given if number is not None})
+    return frozenset({known[text] for text in texts} | {number for number in given if number is not None})
 
 
 def _scores(metadata: Mapping[str, Any], model: str, count: int) -> NDArray[np.float32] | None:
