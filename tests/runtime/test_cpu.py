@@ -20,8 +20,9 @@ import pytest
 from tests.runtime.linear_kernels import Kernel, buffer, program, read
 from whit.helpers import CompileError, DeviceError
 from whit.runtime import cpu, native
-from whit.runtime.cpu import CCompiler, CPUDevice, HostMemory, size_class
+from whit.runtime.cpu import CCompiler, CPUDevice
 from whit.runtime.device import Buffer, Device, PlanCall
+from whit.runtime.memory import HostMemory, size_class
 from whit.uop import Ops, UOp, dtypes
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +95,30 @@ def test_kept_memory_is_bounded() -> None:
     assert 0 < memory.kept <= 8 << 20
     memory.release()
     assert memory.kept == 0
+
+
+def test_a_smaller_request_takes_a_kept_block_of_about_its_size() -> None:
+    memory = HostMemory()
+    block = memory.allocate(100 << 20)
+    memory.free(block, 100 << 20)
+    assert memory.allocate(60 << 20) == block and memory.kept == 0
+    assert memory.allocate(100 << 20) != block  # it is in use
+    memory.free(block, 60 << 20)
+    assert memory.allocate(100 << 20) == block  # whole again
+    memory.free(block, 100 << 20)
+    assert memory.allocate(40 << 20) != block  # more than half of it would be for nothing
+
+
+def test_blocks_together_stay_near_what_was_in_use_at_once() -> None:
+    """A step whose temporaries have another size every time: 64 MiB and 130 MiB alternate."""
+    memory = HostMemory()
+    for _ in range(3):
+        for size in (64 << 20, 130 << 20):
+            block = memory.allocate(size)
+            assert memory.used + memory.kept <= memory.most * 5 // 4
+            memory.free(block, size)
+    assert memory.used == 0 and memory.kept <= size_class(130 << 20) * 5 // 4
+    memory.release()
 
 
 def test_more_memory_than_there_is() -> None:

@@ -440,6 +440,12 @@ class Captured:
         return tensor
 
 
+def _trim() -> None:
+    """Give idle memory back to the system."""
+    for device in Device.opened.values():
+        device.trim()
+
+
 def _stores(step: Step) -> int:
     """How many of a kernel's first buffers it writes."""
     assert step.kernel is not None
@@ -571,8 +577,12 @@ class TinyJit(Generic[P, R]):
             result, trace, _ = self._traced(inputs, args, kwargs)
             self._seen[key] = trace.constants()
             return result
+        # what a capture allocates stays: neither in blocks that are larger than need be, nor beside idle ones
+        _trim()
         result, trace, nodes = self._traced(inputs, args, kwargs)
-        return self._capture(key, inputs, result, trace, nodes)
+        result = self._capture(key, inputs, result, trace, nodes)
+        _trim()
+        return result
 
     def _remember(self, key: tuple[Hashable, ...], inputs: Inputs) -> None:
         """Bound the number of signatures, oldest out first."""

@@ -9,131 +9,19 @@ import ctypes
 import functools
 import os
 import struct
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from whit.codegen.target import Target
-from whit.helpers import CompileError, DeviceError, cpu_threads, human_bytes, round_up
+from whit.helpers import CompileError, DeviceError, cpu_threads
 from whit.renderer import CPU_OPS
 from whit.runtime import elf, native, pool
 from whit.runtime.device import Buffer, Device, Launch, Plan, PlanCall, Program
+from whit.runtime.memory import memory
 from whit.uop import Op, Ops, UOp
 
 # ---- memory ------------------------------------------------------------------------------------------------
-
-_SLAB = 1 << 20  # small blocks are cut from slabs of this size
-_SMALL = 1 << 16  # blocks up to this size are small
-_HUGE = 2 << 20  # the size of a huge page
-_MADV_HUGEPAGE = 14
-
-
-def size_class(nbytes: int) -> int:
-    """The size that a block of `nbytes` really gets: multiples of 64, four steps a doubling (large ones:
-    sixteen).
-
-    >>> size_class(1), size_class(65), size_class(1000), size_class(1 << 20)
-    (64, 128, 1024, 1048576)
-    """
-    bits = max(nbytes - 1, 0).bit_length()
-    return round_up(max(nbytes, 1), max(64, 1 << (bits - (3 if nbytes <= _SMALL else 5) if bits > 5 else 0)))
-
-
-class HostMemory:
-    """64-byte aligned blocks. A freed block is kept for the next request of its size class, so that it costs
-    no page faults; at most `limit` bytes are kept."""
-
-    def __init__(self) -> None:
-        self.free_blocks: dict[int, list[int]] = {}
-        self.limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-        self.kept = 0  # bytes in free blocks that could go back to the system
-        self.used = 0  # bytes handed out
-        self.slab, self.slab_end = 0, 0
-        self.lock = threading.RLock()  # the collector may free a buffer inside of `allocate`
-
-    def allocate(self, nbytes: int) -> int:
-        """The address of at least `nbytes`. DeviceError when the system has no memory."""
-        size = size_class(nbytes)
-        with self.lock:
-            blocks = self.free_blocks.get(size)
-            if blocks:
-                address = blocks.pop()
-                if size > _SMALL:
-                    self.kept -= size
-            elif size > _SMALL:
-                address = self.map(size)
-            else:
-                address = self.cut(size)
-            self.used += size
-            return address
-
-    def free(self, address: int, nbytes: int) -> None:
-        """Keep a block for reuse, or give it back when enough are kept."""
-        size = size_class(nbytes)
-        with self.lock:
-            self.used -= size
-            if size > _SMALL:
-                if self.kept + size > self.limit:
-                    elf.libc.munmap(address, self.mapped(size))
-                    return
-                self.kept += size
-            self.free_blocks.setdefault(size, []).append(address)
-
-    def cut(self, size: int) -> int:
-        if self.slab + size > self.slab_end:
-            self.slab = self.map(_SLAB)
-            self.slab_end = self.slab + _SLAB
-        address = self.slab
-        self.slab += size
-        return address
-
-    @staticmethod
-    def mapped(size: int) -> int:
-        """Bytes of address space of a large block."""
-        return round_up(size, _HUGE if size >= _HUGE else 4096)
-
-    def map(self, size: int) -> int:
-        """Pages from the system; large blocks start at a huge page."""
-        total = self.mapped(size)
-        extra = _HUGE if total >= _HUGE else 0
-        address = elf.map_memory(total + extra)
-        if not address and self.kept:
-            self.release()
-            address = elf.map_memory(total + extra)
-        if not address:
-            raise DeviceError(
-                f"allocate {human_bytes(size)} on the CPU",
-                because=f"the system refuses; {human_bytes(self.used)} are in use by tensors",
-                fix="free tensors, use smaller batches, or give the process more memory",
-            )
-        if extra:
-            start = round_up(address, _HUGE)
-            if start > address:
-                elf.libc.munmap(address, start - address)
-            if address + extra > start:
-                elf.libc.munmap(start + total, address + extra - start)
-            address = start
-            elf.libc.madvise(address, total, _MADV_HUGEPAGE)
-        return address
-
-    def release(self) -> None:
-        """Give every kept large block back to the system."""
-        for size, blocks in self.free_blocks.items():
-            while size > _SMALL and blocks:
-                elf.libc.munmap(blocks.pop(), self.mapped(size))
-                self.kept -= size
-
-
-memory = HostMemory()
-
-
-def _new_lock() -> None:
-    """After a fork another thread of the parent may seem to hold the lock for ever."""
-    memory.lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_new_lock)
 
 _view = ctypes.pythonapi.PyMemoryView_FromMemory
 _view.restype = ctypes.py_object
@@ -372,6 +260,9 @@ class CPUDevice(Device):
 
     def free(self, handle: int, nbytes: int) -> None:
         memory.free(handle, nbytes)
+
+    def trim(self) -> None:
+        memory.release()
 
     def offset(self, handle: int, nbytes: int) -> int:
         return handle + nbytes

@@ -134,6 +134,9 @@ class Device(abc.ABC):
     def free(self, handle: Any, nbytes: int) -> None:
         """Give memory back (it may be kept for reuse)."""
 
+    def trim(self) -> None:  # noqa: B027  # devices that keep no memory have none to give back
+        """Give memory that is kept for reuse back to the system."""
+
     @abc.abstractmethod
     def offset(self, handle: Any, nbytes: int) -> Any:
         """The handle of a place inside an allocation."""

@@ -4,8 +4,10 @@ of a buffer."""
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection
 
 from whit.schedule.fusion import Fusion, Home, store_place
+from whit.schedule.lower import elements
 from whit.schedule.movement import flat_index, memory_of
 from whit.uop import Ops, UOp
 
@@ -59,9 +61,14 @@ def dependencies(
     return before, war
 
 
-def execution_order(homes: list[Home], before: dict[Home, set[Home]]) -> tuple[list[Home], set[Home]]:
-    """(homes in an order that respects `before`, those that are in or behind a cycle). Stable: earliest given
-    first."""
+def execution_order(
+    homes: list[Home], before: dict[Home, set[Home]], memory: Memory
+) -> tuple[list[Home], set[Home]]:
+    """(homes in an order that respects `before`, those that are in or behind a cycle).
+
+    What gives back at least as much memory as it takes runs as soon as it can (the gradient of a weight once both
+    of its factors exist, the update that reads it), most first; the rest earliest given first.
+    """
     rank = {home: position for position, home in enumerate(homes)}
     waiting = {home: len(before[home]) for home in homes}
     after: dict[Home, list[Home]] = {home: [] for home in homes}
@@ -70,15 +77,62 @@ def execution_order(homes: list[Home], before: dict[Home, set[Home]]) -> tuple[l
             after[earlier].append(home)
     ready = [rank[home] for home in homes if waiting[home] == 0]
     heapq.heapify(ready)
-    result: list[Home] = []
+    relief = [(memory.grows[home], rank[home]) for home in homes if not waiting[home] and memory.grows[home] <= 0]
+    heapq.heapify(relief)
+    result: dict[Home, None] = {}
     while ready:
-        home = homes[heapq.heappop(ready)]
-        result.append(home)
+        home = homes[heapq.heappop(relief)[1] if relief else heapq.heappop(ready)]
+        if home in result:  # it stood in both
+            continue
+        result[home] = None
         for later in after[home]:
             waiting[later] -= 1
             if waiting[later] == 0:
                 heapq.heappush(ready, rank[later])
-    return result, set(homes) - set(result)
+        for other in dict.fromkeys([*after[home], *memory.run(home)]):
+            if not waiting[other] and memory.grows[other] <= 0:
+                heapq.heappush(relief, (memory.grows[other], rank[other]))
+    return list(result), set(homes) - set(result)
+
+
+class Memory:
+    """By how many bytes the temporaries in use grow when a home runs next: those it writes, less those that
+    nobody else is going to read."""
+
+    def __init__(self, fusion: Fusion, read_by: dict[Home, dict[UOp, None]], kept: Collection[UOp]) -> None:
+        self.read_by, self.kept = read_by, kept
+        self.grows: dict[Home, int] = dict.fromkeys(read_by, 0)
+        self.readers: dict[UOp, set[Home]] = {}
+        for home, nodes in read_by.items():
+            for node in nodes:
+                self.readers.setdefault(node, set()).add(home)
+        for node, home in {**fusion.homes, **fusion.hosts}.items():
+            if node.op is not Ops.STORE:
+                self.grows[home] += _bytes(node)
+                self.last_reader(node)
+
+    def last_reader(self, node: UOp) -> Home | None:
+        """The only home that is still going to read a temporary; the memory is given back to its account."""
+        readers = self.readers.get(node, ())
+        if len(readers) != 1 or node in self.kept or node.op in (Ops.BUFFER, Ops.AFTER):
+            return None
+        (home,) = readers
+        self.grows[home] -= _bytes(node)
+        return home
+
+    def run(self, home: Home) -> list[Home]:
+        """The homes whose account has changed now that one has run."""
+        changed = []
+        for node in self.read_by[home]:
+            self.readers[node].discard(home)
+            last = self.last_reader(node)
+            if last is not None:
+                changed.append(last)
+        return changed
+
+
+def _bytes(node: UOp) -> int:
+    return elements(node) * node.dtype.itemsize
 
 
 def versions_to_copy(

@@ -10,7 +10,7 @@ from whit.schedule.lower import Kernel, elements, lower
 from whit.schedule.memory import ALIGN, Lifetime, plan
 from whit.schedule.merge import merge
 from whit.schedule.movement import contiguous_view, memory_of, stripped
-from whit.schedule.order import dependencies, execution_order, misaligned_stores, versions_to_copy
+from whit.schedule.order import Memory, dependencies, execution_order, misaligned_stores, versions_to_copy
 from whit.uop import DType, Ops, UOp, dtypes
 from whit.uop.rewrite import rebuild, timed
 from whit.uop.uop import alu, uops_in, variables_of
@@ -186,7 +186,8 @@ def make_schedule(roots: list[UOp], buffers: list[UOp]) -> Schedule:
         with timed("schedule: order"):
             read_by = {home: _reads_of(home, kernels) for home in fusion.homes.values()}
             before, war = dependencies(fusion, read_by)
-            order, stuck = execution_order(list(reversed(fusion.homes.values())), before)
+            memory = Memory(fusion, read_by, outputs)
+            order, stuck = execution_order(list(reversed(fusion.homes.values())), before, memory)
         if not stuck:
             break
         versions = versions_to_copy(stuck, before, war)
