@@ -1,5 +1,5 @@
-"""Sampling: every step against NumPy's version of its published definition, draws against the distribution, and the
-same token whatever else is in the batch."""
+"""Sampling: every step against NumPy's version of its published definition, draws against the distribution,
+and the same token whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return e / e.sum(-1, keepdims=True)
 
 
-# ---- masks ---------------------------------------------------------------------------------------------------
+# ---- masks -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -101,7 +101,7 @@ def test_top_gives_the_most_likely_in_order(size: int) -> None:
         assert (values.numpy() == np.take_along_axis(x, order, 1)).all()
 
 
-# ---- changes of logits ---------------------------------------------------------------------------------------
+# ---- changes of logits -------------------------------------------------------------------------------------
 
 
 def test_penalties() -> None:
@@ -182,7 +182,7 @@ def test_sparse_changes_and_masks() -> None:
     assert (draw.apply_mask(Tensor(x), Tensor(words)).numpy() == np.where(allowed, x, -np.inf)).all()
 
 
-# ---- drawing -------------------------------------------------------------------------------------------------
+# ---- drawing -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", (1, 5, 64, 65, 4096, 4097))
@@ -293,7 +293,7 @@ def test_mirostat_1_takes_k_from_the_slope() -> None:
         assert abs(int(k) - min(max(1, round(expected) + 1), 1000)) <= 1
 
 
-# ---- batches -------------------------------------------------------------------------------------------------
+# ---- batches -----------------------------------------------------------------------------------------------
 
 KINDS = (
     {"temperature": 0.0},
@@ -352,7 +352,7 @@ def test_the_end_is_banned_before_min_tokens() -> None:
     assert tokens == [6, 6, 4]
 
 
-# ---- bad input -----------------------------------------------------------------------------------------------
+# ---- bad input ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
