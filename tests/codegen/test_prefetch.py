@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.codegen.opts_kernels import elementwise, row_sum, softmax
+from tests.codegen.opts_kernels import elementwise, fold, folds, loops, param, read, row_sum, softmax, store
 from tests.codegen.test_keep import run
 from tests.runtime.linear_kernels import buffer, program
 from tests.runtime.linear_kernels import read as contents
@@ -63,54 +63,51 @@ def value(index: UOp, counters: dict[UOp, int]) -> int:
     return a + b if index.op is Ops.ADD else a * b
 
 
-def test_every_line_of_the_next_row_once() -> None:
-    linear = generate(softmax(32, 1024), SMALL).linear
+def fetched(linear: UOp, row: int) -> tuple[list[int], dict[UOp, int]]:
+    """The lines of the buffer that are fetched while a row is worked on; by loop, how many times."""
     open_loops: list[UOp] = []
-    where: dict[UOp, list[UOp]] = {}
+    lines: list[int] = []
+    times: dict[UOp, int] = {}
     for node in linear.src:
         if node.op is Ops.RANGE:
             open_loops.append(node)
         elif node.op is Ops.END:
             open_loops.pop()
         elif node.op is Ops.PREFETCH:
-            where[node] = list(open_loops)
-    lines = [
-        value(node.src[1], {rows: 5, inner: step}) * 4 // 64
-        for node, (rows, inner) in where.items()
-        for step in range(inner.src[0].arg)
-    ]
-    assert sorted(lines) == list(range(6 * 1024 * 4 // 64, 7 * 1024 * 4 // 64))
+            rows, inner = open_loops
+            count = inner.src[0].arg
+            lines += [value(node.src[1], {rows: row, inner: step}) * 4 // 64 for step in range(count)]
+            times[inner] = times.get(inner, 0) + count
+    return lines, times
 
 
-def loops_with_prefetches(ast: UOp) -> list[int]:
-    """For each loop at the end of which something is fetched: how many lines each time."""
-    found: dict[UOp, int] = {}
-    stack: list[UOp] = []
-    for node in generate(ast, SMALL).linear.src:
-        if node.op is Ops.RANGE:
-            stack.append(node)
-        elif node.op is Ops.END:
-            stack.pop()
-        elif node.op is Ops.PREFETCH:
-            found[stack[-1]] = found.get(stack[-1], 0) + 1
-    return list(found.values())
+@pytest.mark.parametrize("columns", [1024, 2048])
+@pytest.mark.parametrize("stream_bytes", [0, 1 << 16])
+def test_every_line_of_the_next_row(columns: int, stream_bytes: int) -> None:
+    target = SMALL._replace(l2_bytes=1 << 17, stream_bytes=stream_bytes)
+    lines, times = fetched(generate(softmax(64, columns), target).linear, 5)
+    each = columns * 4 // 64
+    assert set(lines) >= set(range(6 * each, 7 * each)) and max(lines) < 7.5 * each
+    assert len(lines) <= 1.5 * each  # few come twice
+    assert len(times) > 1  # all loops over a row fetch a part
 
 
-def test_loops_with_time_to_spare_fetch() -> None:
-    """The loop of the exponentials computes for long; summing them up and dividing them does not."""
-    assert len(loops_with_prefetches(softmax(32, 1024))) == 1
+def test_loops_fetch_as_they_have_time() -> None:
+    """The loop of the exponentials computes for long; the one of the maximum does not."""
+    _, times = fetched(generate(softmax(64, 2048), SMALL._replace(l2_bytes=1 << 17)).linear, 5)
+    first, second, *_ = times.values()
+    assert second > 3 * first > 0
 
 
-def test_a_loop_that_stores_past_the_caches_fetches_too() -> None:
-    linear = generate(softmax(32, 1024), SMALL._replace(stream_bytes=1 << 16)).linear
-    assert sum(u.op is Ops.PREFETCH for u in linear.src) >= 2
-    inside: list[list[UOp]] = []
-    for node in linear.src:
-        if node.op is Ops.RANGE:
-            inside.append([])
-        elif node.op is Ops.PREFETCH:
-            inside[-1].append(node)
-    assert sum(bool(found) for found in inside) == 2
+def test_a_loop_that_stores_past_the_caches_fetches_most() -> None:
+    """Mean, differences and their squares take a few instructions; stores past the caches take long."""
+    (i, j), k = loops(64, 2048), folds(2, 2048)[0]
+    x = param(1, 64 * 2048)
+    total = fold(Ops.ADD, read(x, i * 2048 + k) * read(x, i * 2048 + k), k)
+    scaled = UOp.sink(store(param(0, 64 * 2048), i * 2048 + j, read(x, i * 2048 + j) * total, i, j))
+    _, times = fetched(generate(scaled, SMALL._replace(l2_bytes=1 << 17, stream_bytes=1 << 16)).linear, 5)
+    first, second = times.values()
+    assert second > 3 * first > 0
 
 
 @pytest.mark.parametrize("shape", [(32, 1024), (33, 1000), (64, 513)])

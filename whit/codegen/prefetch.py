@@ -1,15 +1,19 @@
-"""Rows are fetched while the row before is worked on. A kernel that goes over each row several times reads
-memory in its first loop only and computes or writes in the others, so that one waits for the other. On a
-linear program.
+"""Memory is asked for before it is needed. On a linear program.
+
+Rows: a kernel that goes over each row several times reads memory in its first loop only and computes or
+writes in the others, so that one waits for the other. All its loops fetch a part of the next row, each as
+much as it has time for.
 
 Before:  i = RANGE(4096)
            k = RANGE(64) { … LOAD(p, i*4096 + k*64) }
            j = RANGE(64) { … LOAD(p, i*4096 + j*64); … STORE(q, …) }
-After:   the same with PREFETCH(p, i*4096 + 4096 + j*64) in the second loop
+After:   the same with PREFETCH(p, i*4096 + 4096 + k*8) in the first loop
+           and PREFETCH(p, i*4096 + 4608 + j*56) in the second
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from whit.codegen.target import Target
@@ -19,18 +23,20 @@ LEAST_ROW = 2048  # bytes: shorter rows are over before anything arrives
 NEAREST, SECOND = 3, 2  # the first cache, the second: the PREFETCH's arg
 LINE = 64  # bytes
 STORING = 16.0  # instructions in whose time a loop could fetch a line because it stores one past the caches
-SHARE = 0.6  # of the best loop's time that makes another fetch half of the row
+READING = 2.0  # instructions in whose time a loop could fetch a line however little it computes
 
 Sum = tuple[dict[UOp, int], int]  # factors of RANGEs and other leaves, and a constant
 
 
 @dataclass(eq=False, slots=True)
 class _Body:
-    """A loop: the loops in it, its own vector loads that always happen, and instructions in all."""
+    """A loop: the loops in it, its own vector loads that always happen, all its loads and stores, and
+    instructions (of whole vectors) in all."""
 
     counter: UOp
     inner: list[_Body] = field(default_factory=list)
     loads: list[UOp] = field(default_factory=list)
+    touched: list[UOp] = field(default_factory=list)
     instructions: float = 0.0
 
     @property
@@ -47,9 +53,9 @@ def prefetch_rows(linear: UOp, target: Target) -> UOp:
     added: dict[UOp, list[UOp]] = {}  # instructions, by the counter of the loop at whose start they stand
     for body in _bodies(linear):
         if len(body.inner) > 1:
-            for memory, loops in _read_again(body).items():
+            for memory in _read_again(body):
                 if memory not in written and memory.arg.size * memory.dtype.itemsize >= target.l2_bytes:
-                    _fetch_next(body, memory, loops, target, added)
+                    _fetch_next(body, memory, target, added)
     if not added:
         return linear
     items: list[UOp] = []
@@ -88,6 +94,8 @@ def _bodies(linear: UOp) -> list[_Body]:
         elif node.op in (Ops.IF, Ops.ENDIF):
             depth += 1 if node.op is Ops.IF else -1
         elif stack:
+            if node.op in (Ops.LOAD, Ops.STORE):
+                stack[-1].touched.append(node)
             if node.op is Ops.LOAD and not depth and _is_plain(node):
                 stack[-1].loads.append(node)
             if node.op.is_alu and node.dtype.count > 1:
@@ -102,48 +110,56 @@ def _is_plain(load: UOp) -> bool:
     return load.src[0].op is Ops.PARAM and load.dtype.count > 1 and load.src[1].dtype.count == 1
 
 
-def _read_again(row: _Body) -> dict[UOp, list[_Body]]:
-    """Buffers that several loops of a row read -> the loops after the first that does."""
-    first: dict[UOp, int] = {}
-    again: set[UOp] = set()
-    for number, body in enumerate(row.inner):
+def _read_again(row: _Body) -> list[UOp]:
+    """Buffers that several loops of a row read."""
+    readers: dict[UOp, int] = {}
+    for body in row.inner:
         for memory in dict.fromkeys([load.src[0] for load in body.loads]):
-            if first.setdefault(memory, number) != number:
-                again.add(memory)
-    return {memory: row.inner[number + 1 :] for memory, number in first.items() if memory in again}
+            readers[memory] = readers.get(memory, 0) + 1
+    return [memory for memory, count in readers.items() if count > 1]
 
 
-def _fetch_next(
-    row: _Body, memory: UOp, loops: list[_Body], target: Target, added: dict[UOp, list[UOp]]
-) -> None:
-    """Have the loops with most time to spare fetch the next row of a buffer: one or two of them."""
+def _fetch_next(row: _Body, memory: UOp, target: Target, added: dict[UOp, list[UOp]]) -> None:
+    """Have the loops over a row fetch the next row of a buffer, each a part by the time that it takes."""
     reader = next(body for body in row.inner if any(load.src[0] is memory for load in body.loads))
     loads = [load.src[1] for load in reader.loads if load.src[0] is memory]
     terms, constant = min([_sum_of(index) for index in loads], key=lambda item: item[1])
-    itemsize = memory.dtype.itemsize
-    step, width = terms.get(row.counter, 0), reader.count * terms.pop(reader.counter, 0) * itemsize
+    size = memory.dtype.itemsize
+    step, width = terms.get(row.counter, 0), reader.count * terms.pop(reader.counter, 0) * size
     if step <= 0 or not LEAST_ROW <= width <= target.l2_bytes // 4:
         return
     if any(leaf.op not in (Ops.RANGE, Ops.SPECIAL, Ops.VAR) for leaf in terms):
         return  # the place of a row is looked up
-    loops = sorted([body for body in loops if body.count], key=lambda body: -body.instructions * body.count)
-    if not loops:
-        return
-    times = [body.instructions * body.count for body in loops[:2]]
-    chosen = loops[:2] if len(times) > 1 and times[1] >= SHARE * times[0] else loops[:1]
-    near = NEAREST if width <= target.l1_bytes // 4 else SECOND
-    lines = -(-width // LINE)
+    near = NEAREST if width + _footprint(row) <= target.l1_bytes else SECOND
     start = _instruction(terms, constant + step)
     added.setdefault(row.counter, []).append(start)
-    for number, body in enumerate(chosen):
-        first = lines * number // len(chosen)
-        each = -(-(lines * (number + 1) // len(chosen) - first) // body.count)
-        for line in range(each):
-            offset = (first + line) * LINE // itemsize
-            place = _plus(start, _times(body.counter, each * LINE // itemsize), offset)
-            added.setdefault(body.counter, []).append(
-                UOp(Ops.PREFETCH, dtypes.void, (memory, place), near)
-            )
+    loops = [body for body in row.inner if body.count]
+    times = [body.instructions * body.count + READING * width / LINE for body in loops]
+    at, passed = 0, 0.0  # bytes that the loops before fetch, and their time
+    for body, time in zip(loops, times, strict=True):
+        passed += time
+        span = (width * passed / sum(times) - at) / body.count  # bytes of one iteration
+        each = round(span / LINE) * LINE
+        if body is loops[-1]:  # the rest; lines that iterations share come twice
+            each = math.ceil(span / LINE) * LINE if span > LINE else math.ceil(span / size) * size
+        for offset in range(0, each, LINE):
+            place = _plus(start, _times(body.counter, each // size), (at + offset) // size)
+            fetch = UOp(Ops.PREFETCH, dtypes.void, (memory, place), near)
+            added.setdefault(body.counter, []).append(fetch)
+        at += each * body.count
+
+
+def _footprint(row: _Body) -> int:
+    """Bytes that the loops of a row touch again for the next one, or in another loop: all but results that go
+    past the caches."""
+    found: dict[UOp, int] = {}
+    for body in row.inner:
+        for node in body.touched:
+            if node.arg is None:
+                step = _sum_of(node.src[1])[0].get(body.counter, 0)
+                size = body.count * step * node.src[0].dtype.itemsize
+                found[node.src[0]] = max(found.get(node.src[0], 0), size)
+    return sum(found.values())
 
 
 def _times(leaf: UOp, factor: int) -> UOp:

@@ -296,10 +296,12 @@ class CRenderer:
         )
 
     def local(self, node: UOp) -> None:
+        """Beside stores past the caches scratch starts at a page, as buffers do: a load waits for an earlier
+        store at the same place of another page, and those stores take long."""
         self.names[node] = name = f"local{node.arg.uid}"
-        self.line(
-            f"{_lane_type(node.dtype.scalar)} {name}[{max(1, node.arg.size)}] __attribute__((aligned(64)));"
-        )
+        kind, size = _lane_type(node.dtype.scalar), max(1, node.arg.size)
+        align = 4096 if self.streamed and size * node.dtype.itemsize >= 4096 else 64
+        self.line(f"{kind} {name}[{size}] __attribute__((aligned({align})));")
 
     # ---- memory
 

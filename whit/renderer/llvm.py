@@ -224,10 +224,12 @@ class LLVMRenderer(Values):
         self.lines.append(f"  store {type_of(reg.dtype)} {self.value(value)}, ptr {self.names[reg]}")
 
     def local(self, node: UOp) -> None:
+        """Beside stores past the caches scratch starts at a page, as buffers do: a load waits for an earlier
+        store at the same place of another page, and those stores take long."""
         self.names[node] = name = f"%local{node.arg.uid}"
-        self.entry.append(
-            f"  {name} = alloca [{max(1, node.arg.size)} x {type_of(memory_dtype(node.dtype))}], align 64"
-        )
+        kind, size = type_of(memory_dtype(node.dtype)), max(1, node.arg.size)
+        align = 4096 if self.streamed and size * node.dtype.itemsize >= 4096 else 64
+        self.entry.append(f"  {name} = alloca [{size} x {kind}], align {align}")
 
     def special(self, node: UOp) -> None:
         self.names[node] = "%thread" if node.arg.name == "thread" else "0"
