@@ -274,24 +274,40 @@ def lower_stages(ast: UOp) -> UOp:
     if not any(u.op is Ops.STAGE for u in order):
         return ast
     uids = itertools.count(1 + max([u.arg.uid for u in order if u.op is Ops.LOCAL], default=-1))
-    tiles: dict[UOp, list[UOp]] = {}  # the memory -> tile ranges that are its innermost dimensions
+    # the memory -> tile ranges that are its innermost dimensions, or the outermost ones of so many elements
+    # each
+    tiles: dict[UOp, tuple[list[UOp], int]] = {}
 
     def lower(old: UOp, new: UOp) -> UOp:
         if old.op is Ops.INDEX and new.src[0] in tiles:
-            place = simplify(_mixed(new.src[1], tiles[new.src[0]]))
+            tile, size = tiles[new.src[0]]
+            place = _mixed(UOp.index(0), tile) * size + new.src[1] if size else _mixed(new.src[1], tile)
+            place = simplify(place)
             return new.replace(src=(new.src[0], place, *new.src[2:]))
         if old.op is not Ops.STAGE:
             return new
-        tile = [r for r in old.ranges if r.arg.axis.is_tile]
-        dims = (*old.src[1:], *sorted(tile, key=lambda r: (r.arg.axis, r.arg.uid)))
+        tile = sorted([r for r in old.ranges if r.arg.axis.is_tile], key=lambda r: (r.arg.axis, r.arg.uid))
+        outside = _keeps_neighbours(old)
+        dims = (*tile, *old.src[1:]) if outside else (*old.src[1:], *tile)
         memory = UOp(Ops.LOCAL, old.dtype, (), LocalArg(next(uids), _size(dims), False))
         place = simplify(_mixed(UOp.index(0), dims))
         store = UOp(Ops.STORE, dtypes.void, (memory, place, new.src[0])).end(*_fill_order(old))
         filled = memory.after(store)
-        tiles[filled] = list(dims[len(old.src) - 1 :])
+        tiles[filled] = (tile, _size(old.src[1:]) if outside else 0)
         return filled
 
     return rebuild(ast, lower)
+
+
+def _keeps_neighbours(stage: UOp) -> bool:
+    """Whether the last axis of a STAGE is a vector of neighbours in what it reads, so that it stays
+    innermost: the scales of a row of blocks."""
+    last = stage.src[-1]
+    if not last.arg.axis.is_tile or any(u.op is Ops.REDUCE for u in stage.src[0].toposort()):
+        return False
+    reads = [linear_form(u.src[1])[0] for u in stage.src[0].toposort() if u.op is Ops.INDEX]
+    near = {r for terms in reads for r, factor in terms.items() if factor == 1 and r.op is Ops.RANGE and r.arg.axis.is_tile}
+    return near == {last}
 
 
 def _fill_order(stage: UOp) -> list[UOp]:
