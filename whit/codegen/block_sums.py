@@ -30,7 +30,9 @@ from whit.uop.symbolic import simplify
 MOST_USES = 8  # of each byte: with more, a tile of decoded numbers is worth its memory (blocking.py)
 LEAST_BYTES = 1 << 12  # of the matrix
 MOST_TERMS = 4  # of a value multiplied out
-INLINE = 12  # operations of a scale that are rather repeated in the loop than kept in scratch
+MOST_POINTS = 16  # of a sum inside of a group that is written out
+MOST_ROWS = 4  # side by side
+MOST_VECTORS = 32  # of numbers in the body of a loop
 
 # ---- before opts
 # -----------------------------------------------------------------------------------------------
@@ -44,15 +46,14 @@ def split_blocks(ast: UOp, target: Target) -> UOp:
     if not any(u.op is Ops.INDEX and u.dtype is dtypes.uint8 for u in order):
         return ast
     uids = itertools.count(next_uid(order))
-    lanes = target.vector_bytes // 4
 
     def split(old: UOp, new: UOp) -> UOp:
-        return (_split(new, lanes, uids) or new) if new.op is Ops.REDUCE else new
+        return (_split(new, target, uids) or new) if new.op is Ops.REDUCE else new
 
     return rebuild(ast, split)
 
 
-def _split(reduce: UOp, lanes: int, uids: Iterator[int]) -> UOp | None:
+def _split(reduce: UOp, target: Target, uids: Iterator[int]) -> UOp | None:
     if reduce.arg.op is not Ops.ADD or reduce.dtype is not dtypes.float32 or len(reduce.src) != 2:
         return None
     k = reduce.src[1]
@@ -60,20 +61,17 @@ def _split(reduce: UOp, lanes: int, uids: Iterator[int]) -> UOp | None:
     body = [u for u in whole.toposort(lambda u: u.op is Ops.STAGE) if k in u.ranges]
     if k.src[0].op is not Ops.CONST or not _is_skinny(reduce, body, k):
         return None
-    sizes = _sizes(body, k, lanes)
+    sizes = _sizes(body, k, target.vector_bytes // 4)
     if sizes is None:
         return None
-    parts = [k.replace(src=(UOp.index(n),), arg=RangeArg(next(uids), AxisType.REDUCE)) for n in sizes]
-    place = UOp.index(0)
-    for part, size in zip(parts, sizes, strict=True):
-        place = place * size + part
-    value = simplify(whole.substitute({k: place}))
+    parts = _parts(k, sizes, uids)
+    value = simplify(_apart(whole.substitute({k: _place(parts)}), target, uids))
     cut = (Ops.FLOORDIV, Ops.FLOORMOD)
     if any(
         u.op in cut and not u.ranges.isdisjoint(parts) for u in value.toposort(lambda u: u.op is Ops.STAGE)
     ):
         return None
-    return _sums(_terms(value, parts[-1]), parts)
+    return _sums(_terms(value, parts[-1]), parts, Ops.MULACC in target.native)
 
 
 def _is_skinny(reduce: UOp, body: list[UOp], k: UOp) -> bool:
@@ -106,21 +104,46 @@ def _sizes(body: Iterable[UOp], k: UOp, lanes: int) -> list[int] | None:
 
 
 def _inlined(value: UOp) -> UOp:
-    """Cheap values that the schedule wanted in scratch computed where they are read: one scale a block."""
+    """Values of which there is one a block computed where they are read, not in scratch as the schedule had
+    it."""
 
     def inline(old: UOp, new: UOp) -> UOp:
         if new.op is not Ops.INDEX or new.src[0].op is not Ops.STAGE or len(new.src) > 2:
             return new
         stage, number = new.src
-        if sum([u.op.is_alu and u.dtype is not dtypes.index for u in stage.toposort()]) > INLINE:
-            return new
-        places: dict[UOp, UOp] = {}
-        for r in reversed(stage.src[1:]):
-            places[r] = simplify(number % r.src[0].arg)
-            number = simplify(number // r.src[0].arg)
-        return stage.src[0].substitute(places)
+        return stage.src[0].substitute({stage.src[1]: number}) if len(stage.src) == 2 else new
 
     return rebuild(value, inline)
+
+
+def _apart(value: UOp, target: Target, uids: Iterator[int]) -> UOp:
+    """Axes of scratch that fall into parts the same way: the numbers of its elements stay what they are."""
+
+    def split(old: UOp, new: UOp) -> UOp:
+        if new.op is not Ops.STAGE or any(r.src[0].op is not Ops.CONST for r in new.src[1:]):
+            return new
+        body, ranges = new.src[0], []
+        for r in new.src[1:]:
+            sizes = _sizes([u for u in body.toposort() if r in u.ranges], r, target.vector_bytes // 4)
+            parts = [r] if sizes is None else _parts(r, sizes, uids)
+            if sizes is not None:
+                body = simplify(body.substitute({r: _place(parts)}))
+            ranges += parts
+        return new.replace(src=(body, *ranges))
+
+    return rebuild(value, split)
+
+
+def _parts(r: UOp, sizes: list[int], uids: Iterator[int]) -> list[UOp]:
+    return [r.replace(src=(UOp.index(n),), arg=RangeArg(next(uids), AxisType.REDUCE)) for n in sizes]
+
+
+def _place(parts: list[UOp]) -> UOp:
+    """The number that the parts of an axis make."""
+    place = UOp.index(0)
+    for part in parts:
+        place = place * part.src[0].arg + part
+    return place
 
 
 # ---- sums
@@ -146,7 +169,7 @@ def _terms(value: UOp, lane: UOp) -> list[tuple[bool, list[UOp]]]:
     todo = [(False, _factors(value))]
     while todo:
         minus, factors = todo.pop()
-        at = next((n for n, f in enumerate(factors) if _has_offset(f, lane)), None)
+        at = next((n for n, f in enumerate(factors) if _is_sum(f, lane)), None)
         if at is None or len(done) + len(todo) >= MOST_TERMS:
             done.append((minus, factors))
             continue
@@ -157,13 +180,14 @@ def _terms(value: UOp, lane: UOp) -> list[tuple[bool, list[UOp]]]:
     return done
 
 
-def _has_offset(factor: UOp, lane: UOp) -> bool:
+def _is_sum(factor: UOp, lane: UOp) -> bool:
+    """Whether it is a sum of which one side is the same for a whole vector, and no constant."""
     if factor.op not in (Ops.ADD, Ops.SUB) or not factor.dtype.is_float:
         return False
     return any(lane not in s.ranges and s.ranges for s in factor.src)
 
 
-def _sums(terms: list[tuple[bool, list[UOp]]], parts: list[UOp]) -> UOp:
+def _sums(terms: list[tuple[bool, list[UOp]]], parts: list[UOp], fuse: bool) -> UOp:
     """Each product summed: factors without the vector axis outside of the sum over the axes that they
     lack."""
     lane = parts[-1]
@@ -172,16 +196,70 @@ def _sums(terms: list[tuple[bool, list[UOp]]], parts: list[UOp]) -> UOp:
     outer = [r for r in parts if r not in inner]
     total: UOp | None = None
     for minus, factors in terms:
-        own = _product([f for f in factors if lane in f.ranges])
-        if own is not None and inner:
-            own = UOp(Ops.REDUCE, own.dtype, (own, *inner), ReduceArg(Ops.ADD))
+        own = [f for f in factors if lane in f.ranges]
         scale = _product([f for f in factors if lane not in f.ranges])
-        both = scale * own if scale is not None and own is not None else own if own is not None else scale
+        folded = _folded(own, inner, fuse) if own else None
+        both = folded if scale is None else scale if folded is None else scale * folded
         assert both is not None
         part = UOp(Ops.REDUCE, both.dtype, (both, *outer), ReduceArg(Ops.ADD))
         total = part if total is None else total - part if minus else total + part
     assert total is not None
     return total
+
+
+def _folded(factors: list[UOp], inner: list[UOp], fuse: bool) -> UOp:
+    """The sum of a product over the axes `inner`; a constant that a factor adds is summed apart, as
+    (q - 8) * x is q * x - 8 * x and the sum of x serves all rows."""
+    at = next((n for n, f in enumerate(factors) if _offset(f) is not None), None)
+    rest = factors if at is None else factors[:at] + factors[at + 1 :]
+    start: UOp | None = None
+    if at is not None and rest and not any(_reads_bytes(f) for f in rest):
+        offset, whole = _offset(factors[at]), _product(rest)
+        assert offset is not None and whole is not None
+        factors = [offset[0], *rest]
+        start = _total([u for u in _points(whole, inner)]) * offset[1]
+    value = _product(factors)
+    assert value is not None
+    if prod([r.src[0].arg for r in inner]) > MOST_POINTS:
+        total = UOp(Ops.REDUCE, value.dtype, (value, *inner), ReduceArg(Ops.ADD))
+        return total if start is None else total + start
+    for point in _points(value, inner):
+        if start is None:
+            start = point
+        elif fuse and point.op is Ops.MUL:
+            start = UOp(Ops.MULACC, point.dtype, (*point.src, start))
+        else:
+            start = start + point
+    assert start is not None
+    return start
+
+
+def _points(value: UOp, inner: list[UOp]) -> list[UOp]:
+    """The value at every point of some axes."""
+    places = itertools.product(*[range(r.src[0].arg) for r in inner])
+    return [
+        simplify(value.substitute({r: UOp.index(n) for r, n in zip(inner, place, strict=True)}))
+        for place in places
+    ]
+
+
+def _total(values: list[UOp]) -> UOp:
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return total
+
+
+def _offset(factor: UOp) -> tuple[UOp, UOp] | None:
+    """(q, c) of q + c for a constant."""
+    if factor.op not in (Ops.ADD, Ops.SUB) or factor.src[1].op is not Ops.CONST:
+        return None
+    value, constant = factor.src
+    return value, constant if factor.op is Ops.ADD else constant.const_like(-constant.arg)
+
+
+def _reads_bytes(value: UOp) -> bool:
+    return any(u.op is Ops.INDEX and u.dtype is dtypes.uint8 for u in value.toposort())
 
 
 def _product(factors: list[UOp]) -> UOp | None:
@@ -213,9 +291,12 @@ def block_rows(k: Kernel) -> bool:
         return False
     for axis in few:
         k.apply(OptKind.UPCAST, axis, 0)
-    side_by_side = max(n for n in (1, 2, 4) if n * together <= 8 and (n == 1 or k.size(wide) % n == 0))
+    inside = sorted(folded - {blocks}, reverse=True)
+    vectors = max(1, prod([k.size(a) for a in inside]) // k.lanes)  # of a block, or of what sums write out
+    most = min(MOST_ROWS, MOST_USES // together, max(1, MOST_VECTORS // vectors))
+    side_by_side = max(n for n in (1, 2, 4) if n <= most and (n == 1 or k.size(wide) % n == 0))
     k.tile(wide, side_by_side)
-    for axis in sorted(folded - {blocks}, reverse=True):
+    for axis in inside:
         if not k.apply(OptKind.UNROLL, axis, 0):
             return False
     for scope in k.scopes:

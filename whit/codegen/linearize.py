@@ -167,6 +167,8 @@ class Linearizer:
             return scalar
         if scalar.op is Ops.CONST:
             return UOp(Ops.CONST, scalar.dtype.vec(lanes), (), scalar.arg)
+        if scalar.op is Ops.CAST and scalar.src[0].dtype is dtypes.float16:  # machines convert whole vectors
+            return self.emit(Ops.CAST, scalar.dtype.vec(lanes), (self.broadcast(scalar.src[0], lanes),))
         return self.emit(Ops.BROADCAST, scalar.dtype.vec(lanes), (scalar,))
 
     def run(self) -> UOp:

@@ -127,19 +127,21 @@ def _bytes(b: Tensor, at: int, *shape: int) -> Tensor:
     return b[..., at : at + count].reshape(*b.shape[:-1], *shape)
 
 
-def _steps(count: int, step: int, axes: int, dtype: DType = dtypes.uint8) -> Tensor:
+def _steps(count: int, step: int, axes: int) -> Tensor:
     """0, step, 2 * step, … along an axis that has `axes` others behind it."""
-    return (Tensor.arange(count, dtype=dtype) * step).reshape(count, *[1] * axes)
+    return (Tensor.arange(count, dtype=dtypes.uint32) * step).reshape(count, *[1] * axes)
 
 
 def _fields(bytes_: Tensor, count: int, bits: int) -> Tensor:
-    """Fields of some bits, lowest first: (…, 1, n) -> (…, count, n)."""
-    return bytes_.rshift(_steps(count, bits, 1)) & ((1 << bits) - 1)
+    """Fields of some bits, lowest first: (…, 1, n) -> (…, count, n). Words as wide as the numbers that they become:
+    the bytes are widened once for all fields."""
+    return bytes_.cast(dtypes.uint32).rshift(_steps(count, bits, 1)) & ((1 << bits) - 1)
 
 
 def _number(q: Tensor, less: int = 0) -> Tensor:
-    """Small whole numbers as float32."""
-    return (q.cast(dtypes.int8) - less if less else q).cast(dtypes.float32)
+    """Small whole numbers as float32, less a constant."""
+    value = q.cast(dtypes.float32)
+    return value - less if less else value
 
 
 # ---- 32 numbers a block ------------------------------------------------------------------------------------
@@ -151,8 +153,8 @@ def _nibbles(b: Tensor, at: int) -> Tensor:
 
 def _fifth_bits(b: Tensor, at: int) -> Tensor:
     """Bit j of a 32-bit word for number j, in the place of 16: (…, blocks, 32)."""
-    bits = _bytes(b, at, 4, 1).rshift(_steps(8, 1, 0)) & 1
-    return bits.lshift(4).reshape(*b.shape[:-1], 32)
+    word = _bytes(b, at, 4).bitcast(dtypes.uint32)
+    return (word.rshift(_steps(32, 1, 0)) & 1).lshift(4)
 
 
 def _q4_0(b: Tensor) -> Tensor:
