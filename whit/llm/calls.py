@@ -1,5 +1,5 @@
-"""What stands between the tags of a tool call, in the ways that model families write it: JSON, XML, Python. Each
-reader gives the calls of a body, or None for a body that it cannot make out."""
+"""What stands between the tags of a tool call, in the ways that model families write it: JSON, XML, Python.
+Each reader gives the calls of a body, or None for a body that it cannot make out."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def make(name: Any, arguments: Any) -> Call | None:
     return Call(name.strip(), json.dumps(arguments, ensure_ascii=False))
 
 
-# ---- JSON ----------------------------------------------------------------------------------------------------
+# ---- JSON --------------------------------------------------------------------------------------------------
 
 
 class JsonEnd:
@@ -120,7 +120,7 @@ def json_lines(body: str, schemas: Schemas) -> list[Call] | None:
     return found or None
 
 
-# ---- XML -----------------------------------------------------------------------------------------------------
+# ---- XML ---------------------------------------------------------------------------------------------------
 
 _FUNCTION = re.compile(r"<function=([^>\s]+)\s*>(.*?)(?:</function>|\Z)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)\s*>(.*?)</parameter>", re.DOTALL)
@@ -178,7 +178,7 @@ def tagged_calls(body: str, schemas: Schemas) -> list[Call] | None:
     return json_lines(body, schemas) or xml_calls(body, schemas) or pair_calls(body, schemas)
 
 
-# ---- Python --------------------------------------------------------------------------------------------------
+# ---- Python ------------------------------------------------------------------------------------------------
 
 
 def python_calls(body: str, schemas: Schemas) -> list[Call] | None:
@@ -204,10 +204,19 @@ def _python_call(node: Any, schemas: Schemas) -> Call | None:
     if not isinstance(node, ast.Call):
         return None
     name = ast.unparse(node.func)
-    if name == "print" and "print" not in schemas and len(node.args) == 1 and isinstance(node.args[0], ast.Call):
+    if (
+        name == "print"
+        and "print" not in schemas
+        and len(node.args) == 1
+        and isinstance(node.args[0], ast.Call)
+    ):
         return _python_call(node.args[0], schemas)
     names = list(schemas.get(name, {}))
-    if len(node.args) > len(names) or not re.fullmatch(r"[\w.]+", name) or any(k.arg is None for k in node.keywords):
+    if (
+        len(node.args) > len(names)
+        or not re.fullmatch(r"[\w.]+", name)
+        or any(k.arg is None for k in node.keywords)
+    ):
         return None
     pairs = [*zip(names, node.args), *((str(keyword.arg), keyword.value) for keyword in node.keywords)]
     try:
@@ -217,7 +226,7 @@ def _python_call(node: Any, schemas: Schemas) -> Call | None:
         return None
 
 
-# ---- call:name{key:value} ------------------------------------------------------------------------------------
+# ---- call:name{key:value} ----------------------------------------------------------------------------------
 
 _HEAD = re.compile(r"\s*call:([\w.-]+)\s*")
 _KEY = re.compile(r"\s*([\w.-]+)\s*:")
@@ -287,11 +296,12 @@ def brace_calls(body: str, schemas: Schemas) -> list[Call] | None:
     return [call] if call is not None and not body[reader.at :].strip() else None
 
 
-# ---- marks between parts -------------------------------------------------------------------------------------
+# ---- marks between parts -----------------------------------------------------------------------------------
 
 
 def mistral_calls(body: str, schemas: Schemas) -> list[Call] | None:
-    """After `[TOOL_CALLS]`: a JSON list, or `name[ARGS]{…}` (also with `[CALL_ID]id` between, or no marks)."""
+    """After `[TOOL_CALLS]`: a JSON list, or `name[ARGS]{…}` (also with `[CALL_ID]id` between, or no
+    marks)."""
     body = body.strip()
     if body.startswith(("[{", "{", "[ ", "[\n")):
         return json_calls(body, schemas)
@@ -300,7 +310,10 @@ def mistral_calls(body: str, schemas: Schemas) -> list[Call] | None:
     return None if call is None else [call]
 
 
-_DEEPSEEK = re.compile(r"(?:function)?<｜tool▁sep｜>([^\n]+)\n```(?:json)?\n(.*?)\n?```\s*|([\w.-]+)<｜tool▁sep｜>(\{.*\})\s*", re.DOTALL)
+_DEEPSEEK = re.compile(
+    r"(?:function)?<｜tool▁sep｜>([^\n]+)\n```(?:json)?\n(.*?)\n?```\s*|([\w.-]+)<｜tool▁sep｜>(\{.*\})\s*",
+    re.DOTALL,
+)
 
 
 def deepseek_calls(body: str, schemas: Schemas) -> list[Call] | None:

@@ -25,15 +25,15 @@ Message = Mapping[str, Any]
 MOST_TEMPLATE = 1 << 20  # characters of a template
 MOST_TEXT = 1 << 26  # characters that a template may write or multiply up to
 
-# ---- templates for files without one -------------------------------------------------------------------------
+# ---- templates for files without one -----------------------------------------------------------------------
 
 _GEMMA = """{{ bos_token }}{%- set first = '' -%}
 {%- if messages and messages[0].role in ('system', 'developer') -%}
 {%- set first = messages[0].content | trim + '\\n\\n' -%}{%- set messages = messages[1:] -%}
 {%- endif -%}
 {%- for message in messages -%}
-{{- '<start_of_turn>' + ('model' if message.role == 'assistant' else 'user' if message.role == 'tool' else message.role)
- + '\\n' + (first if loop.first else '') + message.content | trim + '<end_of_turn>\\n' -}}
+{%- set role = {'assistant': 'model', 'tool': 'user'}.get(message.role, message.role) -%}
+{{- '<start_of_turn>' + role + '\\n' + (first if loop.first else '') + message.content | trim + '<end_of_turn>\\n' -}}
 {%- endfor -%}
 {%- if not messages and first -%}{{- '<start_of_turn>user\\n' + first | trim + '<end_of_turn>\\n' -}}{%- endif -%}
 {%- if add_generation_prompt -%}{{- '<start_of_turn>model\\n' -}}{%- endif -%}"""
@@ -45,7 +45,8 @@ _CHATML = """{%- for message in messages -%}
 
 _LLAMA2 = """{%- set first = '' -%}
 {%- if messages and messages[0].role == 'system' -%}
-{%- set first = '<<SYS>>\\n' + messages[0].content | trim + '\\n<</SYS>>\\n\\n' -%}{%- set messages = messages[1:] -%}
+{%- set first = '<<SYS>>\\n' + messages[0].content | trim + '\\n<</SYS>>\\n\\n' -%}
+{%- set messages = messages[1:] -%}
 {%- endif -%}
 {%- for message in messages -%}
 {%- if message.role == 'assistant' -%}{{- ' ' + message.content | trim + ' ' + eos_token -}}
@@ -87,8 +88,8 @@ _PLAIN = """{{- bos_token -}}
 {%- if add_generation_prompt -%}{{- 'Assistant:' -}}{%- endif -%}"""
 
 DEFAULTS = {
-    "gemma": _GEMMA, "chatml": _CHATML, "llama2": _LLAMA2, "llama3": _LLAMA3, "mistral": _MISTRAL, "phi3": _PHI3,
-    "zephyr": _ZEPHYR, "plain": _PLAIN,
+    "gemma": _GEMMA, "chatml": _CHATML, "llama2": _LLAMA2, "llama3": _LLAMA3, "mistral": _MISTRAL,
+    "phi3": _PHI3, "zephyr": _ZEPHYR, "plain": _PLAIN,
 }  # fmt: skip
 
 # the default for a vocabulary that has all of some tokens; the first row that fits
@@ -103,7 +104,8 @@ _TELLING: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def default_template(tokenizer: Tokenizer, architecture: str = "") -> str:
-    """The name (in `DEFAULTS`) of the template for a file that has none, by the special tokens that it has."""
+    """The name (in `DEFAULTS`) of the template for a file that has none, by the special tokens that it
+    has."""
     names = {name for row, _ in _TELLING for name in row}
     have = names.intersection(tokenizer.vocabulary.tokens)
     for row, name in _TELLING:
@@ -112,7 +114,7 @@ def default_template(tokenizer: Tokenizer, architecture: str = "") -> str:
     return "llama2" if architecture == "llama" and tokenizer.vocabulary.model == "llama" else "plain"
 
 
-# ---- rendering -----------------------------------------------------------------------------------------------
+# ---- rendering ---------------------------------------------------------------------------------------------
 
 
 class ChatTemplate:
@@ -124,7 +126,12 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, source: str, tokens: Mapping[str, str] | None = None, *, tool_source: str | None = None, name: str = ""
+        self,
+        source: str,
+        tokens: Mapping[str, str] | None = None,
+        *,
+        tool_source: str | None = None,
+        name: str = "",
     ) -> None:
         self.source, self.tool_source, self.name = source, tool_source, name
         self.tokens = {"bos_token": "", "eos_token": ""} | dict(tokens or {})
@@ -146,7 +153,8 @@ class ChatTemplate:
         vocabulary = tokenizer.vocabulary
         tokens = {
             "bos_token": vocabulary.text(vocabulary.bos), "eos_token": vocabulary.text(vocabulary.eos),
-            "unk_token": vocabulary.text(vocabulary.unknown), "pad_token": vocabulary.text(vocabulary.padding),
+            "unk_token": vocabulary.text(vocabulary.unknown), "pad_token":
+            vocabulary.text(vocabulary.padding),
         }  # fmt: skip
         source, tool_source = (metadata.get("tokenizer.chat_template" + end) for end in ("", ".tool_use"))
         tool_source = tool_source if isinstance(tool_source, str) else None
@@ -175,9 +183,9 @@ class ChatTemplate:
         """The prompt for a conversation. Encode it with `special=True`.
 
         messages: dicts with "role", "content" (text, parts of kind "text", or None), "tool_calls", …
-        tools: function definitions as OpenAI's. A template without tools gets them as a system message that asks
-        for `<tool_call>{…}</tool_call>`. continue_final_message: the model goes on with the last message.
-        extra: further variables of the template (`enable_thinking`, …).
+        tools: function definitions as OpenAI's. A template without tools gets them as a system message that
+        asks for `<tool_call>{…}</tool_call>`. continue_final_message: the model goes on with the last
+        message. extra: further variables of the template (`enable_thinking`, …).
 
         Errors: ArgumentError for messages of a wrong form, and with the template's own words where it refuses
         them; FileFormatError if the template itself is wrong.
@@ -244,9 +252,14 @@ def _content(what: str, content: Any, listed: bool) -> Any:
     if isinstance(content, Mapping) or not isinstance(content, Sequence):
         raise _wrong(f"{what}.content", f"it is {type(content).__name__}, neither text nor a list of parts")
     for number, part in enumerate(content):
-        if not (isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)):
+        if not (
+            isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        ):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise _wrong(f"{what}.content[{number}]", f"it is of kind {str(kind)[:40]!r}; only text parts are supported")
+            raise _wrong(
+                f"{what}.content[{number}]",
+                f"it is of kind {str(kind)[:40]!r}; only text parts are supported",
+            )
     return [dict(part) for part in content] if listed else "\n".join(part["text"] for part in content)
 
 
@@ -274,12 +287,16 @@ To call one, answer with its name and arguments as JSON inside of tags, one pair
 
 
 def _with_tools(messages: list[dict[str, Any]], tools: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages for a template that knows no tools: what they are goes into the system message, calls and results
-    become text."""
+    """Messages for a template that knows no tools: what they are goes into the system message, calls and
+    results become text."""
     ask = _ASK.format(tools="\n".join(_to_json(tool) for tool in tools))
     found: list[dict[str, Any]] = []
     for message in messages:
-        text = message["content"] if isinstance(message["content"], str) else "\n".join(p["text"] for p in message["content"])
+        text = (
+            message["content"]
+            if isinstance(message["content"], str)
+            else "\n".join(p["text"] for p in message["content"])
+        )
         for call in message.get("tool_calls", ()):
             body = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
             text += ("\n" if text else "") + f"<tool_call>\n{_to_json(body)}\n</tool_call>"
@@ -300,18 +317,20 @@ def _cut_after(text: str, messages: list[dict[str, Any]]) -> str:
     last = last if isinstance(last, str) else last[-1]["text"] if last else ""
     at = text.rfind(last.strip()) if last.strip() else -1
     if at < 0:
-        raise ArgumentError("continue_final_message", because="the prompt does not end with the last message's text",
+        raise ArgumentError("continue_final_message", because="the prompt lacks the last message's text",
                             fix="end the messages with one that has text")  # fmt: skip
     return text[: at + len(last.strip())]
 
 
-# ---- Jinja ---------------------------------------------------------------------------------------------------
+# ---- Jinja -------------------------------------------------------------------------------------------------
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None,
              sort_keys: bool = False) -> str:  # fmt: skip
     # not Jinja's own, which writes < as \u003c for web pages
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _strftime_now(form: str) -> str:
@@ -348,7 +367,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
                 raise SecurityError(f"{operator} gives a result that is too large")
             return super().call_binop(context, operator, left, right)
 
-        def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
+        def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(getattr(__obj, "__self__", None), str) and any(
                 isinstance(a, int) and a > MOST_TEXT for a in (*args, *kwargs.values())
             ):
@@ -370,13 +389,17 @@ def _compiled(source: str) -> Any:
     from jinja2 import TemplateSyntaxError
 
     if len(source) > MOST_TEMPLATE:
-        raise FileFormatError("chat template", because=f"it has {len(source)} characters", fix="pass a template of yours")
+        raise FileFormatError(
+            "chat template", because=f"it has {len(source)} characters", fix="pass a template of yours"
+        )
     try:
         return _environment().from_string(source)
     except (TemplateSyntaxError, RecursionError) as error:
         line = getattr(error, "lineno", 0)
         raise FileFormatError(
-            "chat template", because=f"it is no valid Jinja, line {line}: {error}", fix="pass a template of yours"
+            "chat template",
+            because=f"it is no valid Jinja, line {line}: {error}",
+            fix="pass a template of yours",
         ) from error
 
 
@@ -391,7 +414,8 @@ def _run(source: str, variables: dict[str, Any]) -> str:
             if size > MOST_TEXT:
                 raise SecurityError(f"it writes more than {MOST_TEXT} characters")
             parts.append(part)
-    except (SecurityError, UndefinedError, TemplateRuntimeError, RecursionError, ArithmeticError, LookupError, TypeError,
+    except (SecurityError, UndefinedError, TemplateRuntimeError, RecursionError, ArithmeticError,
+    LookupError, TypeError,
             ValueError, AttributeError, MemoryError) as error:  # fmt: skip
         raise ArgumentError(
             "chat template", because=f"it failed on these messages: {error}", fix="check roles and contents"

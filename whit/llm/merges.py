@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 
 from whit.llm.vocabulary import Vocabulary
 
@@ -69,7 +70,7 @@ class ScoreMerger:
     def _short(self, word: str) -> list[str]:
         """Merge by searching a list of the pairs' ranks for the best."""
         get, pieces = self.packed.get, list(word)
-        pairs = [get(a + b, _NONE) for a, b in zip(word, word[1:])]
+        pairs = [get(a + b, _NONE) for a, b in pairwise(word)]
         while pairs:
             best = min(pairs)
             if best == _NONE:
@@ -88,7 +89,10 @@ class ScoreMerger:
     def _long(self, word: str) -> list[str]:
         """Merge with a heap of (rank, place): the time grows as n log n."""
         get, size = self.packed.get, len(word)
-        ends, before = list(range(1, size + 1)), list(range(-1, size))  # of the piece that starts at a place; 0: none
+        ends, before = (
+            list(range(1, size + 1)),
+            list(range(-1, size)),
+        )  # of the piece that starts at a place; 0: none
 
         def candidate(start: int, end: int) -> int | None:
             packed = get(word[start:end])
@@ -105,16 +109,16 @@ class ScoreMerger:
             end = ends[start] = ends[middle]
             ends[middle] = 0
             before[end] = start
-            if start and (item := candidate(before[start], end)) is not None:  # type: ignore[assignment]
+            if start and (item := candidate(before[start], end)) is not None:
                 heappush(heap, item)
-            if end < size and (item := candidate(start, ends[end])) is not None:  # type: ignore[assignment]
+            if end < size and (item := candidate(start, ends[end])) is not None:
                 heappush(heap, item)
         return [word[start:end] for start, end in enumerate(ends) if end]
 
 
 def _words(tokens: list[str]) -> re.Pattern[str]:
-    """A pattern of the stretches that merging never crosses: a space begins one, except after a character that
-    some token has before a space."""
+    """A pattern of the stretches that merging never crosses: a space begins one, except after a character
+    that some token has before a space."""
     crossings = {part[-1] for part in "\0".join(tokens).split(SPACE)[:-1] if part} - {"\0"}
     if not crossings:
         return re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")

@@ -5,22 +5,22 @@
 Special tokens are cut out first, longest first; what lies between goes to the algorithm of the vocabulary:
 
     "llama"          SentencePiece BPE by scores, with bytes for what has no token     whit.llm.merges
-    "gpt2", "gemma4" BPE by a list of merges, on words cut by patterns                 tokenizers, whit.llm.pretokenize
-    "bert"           WordPiece                                                         tokenizers
-    "t5"             SentencePiece unigram                                             tokenizers, whit.llm.unigram
+    "gpt2", "gemma4" BPE by a list of merges, on words cut by patterns                 tokenizers,
+    whit.llm.pretokenize "bert"           WordPiece
+    tokenizers "t5"             SentencePiece unigram
+    tokenizers, whit.llm.unigram
 """
 
 from __future__ import annotations
 
 import codecs
-import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from whit.helpers import ArgumentError
 from whit.llm.merges import SPACE, ScoreMerger
-from whit.llm.pretokenize import TRIPLES, cuts_of, pre_tokenizer, triples
+from whit.llm.pretokenize import TRIPLES, TRIPLES_ALONE, cuts_of, pre_tokenizer, triples
 from whit.llm.vocabulary import BYTE, CONTROL, UNKNOWN, USER, Vocabulary, read_vocabulary, refuse
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ Encoder = Callable[[str], list[int]]
 
 
 class Tokenizer:
-    """A tokenizer for one vocabulary. Building one reads it; the tables for encoding are made at the first use.
-    Safe to use from several threads."""
+    """A tokenizer for one vocabulary. Building one reads it; the tables for encoding are made at the first
+    use. Safe to use from several threads."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
@@ -94,7 +94,9 @@ class Tokenizer:
         vocabulary = self.vocabulary
         if not 0 <= number < len(vocabulary):
             raise ArgumentError(
-                f"token {number}", because=f"the vocabulary has ids 0 to {len(vocabulary) - 1}", fix="use one of them"
+                f"token {number}",
+                because=f"the vocabulary has ids 0 to {len(vocabulary) - 1}",
+                fix="use one of them",
             )
         text, kind = vocabulary.tokens[number], vocabulary.kinds[number]
         if kind in (CONTROL, UNKNOWN, USER):
@@ -115,8 +117,8 @@ class Tokenizer:
         """The ids of a text.
 
         special: names of control tokens in the text become these tokens; False where the text is not trusted.
-        bos: None adds BOS, EOS and separators as the file wants it, but no second BOS; True adds BOS in any case;
-        False adds nothing.
+        bos: None adds BOS, EOS and separators as the file wants it, but no second BOS; True adds BOS in any
+        case; False adds nothing.
         """
         if not isinstance(text, str):
             raise ArgumentError(f"encode({repr(text)[:60]})", because="it is no text", fix="pass str")
@@ -173,19 +175,19 @@ class Tokenizer:
         """
         decoder = self.stream(special=special)
         text = "".join(decoder.push(number) for number in ids) + decoder.flush()
-        if self.vocabulary.add_space_prefix and not self.vocabulary.space_as_suffix:
-            text = text.removeprefix(" ")
-        elif self.vocabulary.model == "bert":
-            text = text.removeprefix(" ")
-        return text
+        vocabulary = self.vocabulary
+        led = vocabulary.model == "bert" or (vocabulary.add_space_prefix and not vocabulary.space_as_suffix)
+        return text.removeprefix(" ") if led else text
 
     def stream(self, *, special: bool = False, keep: Container[str] = ()) -> Decoder:
-        """A decoder that takes ids one by one. keep: control tokens that are shown although special is False."""
+        """A decoder that takes ids one by one. keep: control tokens that are shown although special is
+        False."""
         return Decoder(self, special, keep)
 
 
 class Decoder:
-    """Turns ids into text one by one. Characters whose bytes are spread over tokens come out when they are whole."""
+    """Turns ids into text one by one. Characters whose bytes are spread over tokens come out when they are
+    whole."""
 
     def __init__(self, tokenizer: Tokenizer, special: bool, keep: Container[str]) -> None:
         self._tokenizer, self._special, self._keep = tokenizer, special, keep
@@ -214,7 +216,7 @@ def _clean(text: str) -> str:
     return text
 
 
-# ---- special tokens ------------------------------------------------------------------------------------------
+# ---- special tokens ----------------------------------------------------------------------------------------
 
 
 class _Specials:
@@ -230,7 +232,9 @@ class _Specials:
         """Ids and the text between them, in order."""
         marks: list[tuple[int, int, int]] = []
         taken = bytearray(len(text))
-        for number in sorted(_occurring(self.trees[special], text), key=lambda n: (-len(self.tokens[n].encode()), n)):
+        for number in sorted(
+            _occurring(self.trees[special], text), key=lambda n: (-len(self.tokens[n].encode()), n)
+        ):
             name = self.tokens[number]
             at = text.find(name)
             while at >= 0:
@@ -261,8 +265,8 @@ _Tree = dict[str, "int | _Tree"]
 
 
 def _tree(numbers: list[int], tokens: list[str], depth: int = _PREFIX) -> _Tree:
-    """Tokens grouped by longer and longer beginnings, so that a text which lacks one is not searched for all of
-    the group."""
+    """Tokens grouped by longer and longer beginnings, so that a text which lacks one is not searched for
+    all of the group."""
     groups: dict[str, list[int]] = {}
     for number in numbers:
         if tokens[number]:
@@ -288,12 +292,12 @@ def _occurring(tree: _Tree, text: str) -> Iterable[int]:
                 yield from _occurring(below, text)
 
 
-# ---- algorithms ----------------------------------------------------------------------------------------------
+# ---- algorithms --------------------------------------------------------------------------------------------
 
 
 def _spelling() -> dict[str, bytes]:
-    """How byte-level BPE spells each byte as one visible character: Latin ones as themselves, others from U+0100
-    on in order."""
+    """How byte-level BPE spells each byte as one visible character: Latin ones as themselves, others from
+    U+0100 on in order."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]
     table = {chr(byte): bytes([byte]) for byte in visible}
@@ -322,7 +326,9 @@ def _bpe(vocabulary: Vocabulary) -> Encoder:
     # bytes that have no token are left out, and what stood on their two sides does not merge
     absent = [] if cuts.raw else [char for char in _BYTE_OF if char not in vocabulary.ids]
     table = vocabulary.ids | {char: size + n for n, char in enumerate(absent)}
-    engine = Engine(models.BPE(table, _merge_pairs(vocabulary), ignore_merges=cuts.whole, byte_fallback=cuts.raw))
+    engine = Engine(
+        models.BPE(table, _merge_pairs(vocabulary), ignore_merges=cuts.whole, byte_fallback=cuts.raw)
+    )
     engine.pre_tokenizer = pre_tokenizer(cuts)
 
     def encode(text: str) -> list[int]:
@@ -331,9 +337,10 @@ def _bpe(vocabulary: Vocabulary) -> Encoder:
         ids: list[int] = engine.encode(text, add_special_tokens=False).ids
         return [number for number in ids if number < size] if absent else ids
 
-    if TRIPLES not in cuts.patterns:
+    alone = TRIPLES_ALONE in cuts.patterns
+    if not alone and TRIPLES not in cuts.patterns:
         return encode
-    return lambda text: [number for piece in triples(text) for number in encode(piece)]
+    return lambda text: [number for piece in triples(text, alone) for number in encode(piece)]
 
 
 def _by_scores(vocabulary: Vocabulary) -> Encoder:
@@ -353,7 +360,10 @@ def _wordpiece(vocabulary: Vocabulary) -> Encoder:
             table[text[1:] if text.startswith(SPACE) else "##" + text] = number
     engine = Engine(models.WordPiece(table, unk_token="[\0]", max_input_chars_per_word=100))
     engine.normalizer = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=vocabulary.strip_accents, lowercase=vocabulary.lowercase
+        clean_text=True,
+        handle_chinese_chars=True,
+        strip_accents=vocabulary.strip_accents,
+        lowercase=vocabulary.lowercase,
     )
     engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 

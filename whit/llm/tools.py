@@ -4,8 +4,8 @@
     for piece in stream: deltas += parser.push(piece)
     deltas += parser.finish()
 
-Any way of cutting the text gives the same result. Text leaves as soon as no mark can begin in it; a call leaves
-when it is whole. What looks like a call and is none is content, with its tags.
+Any way of cutting the text gives the same result. Text leaves as soon as no mark can begin in it; a call
+leaves when it is whole. What looks like a call and is none is content, with its tags.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Delta:
 
 @dataclass(frozen=True)
 class Block:
-    """A stretch between two marks. close "": it lasts to the end of the output. json: it ends where the JSON value
-    does that is its body (after a name, perhaps)."""
+    """A stretch between two marks. close "": it lasts to the end of the output. json: it ends where the
+    JSON value does that is its body (after a name, perhaps)."""
 
     open: str
     close: str
@@ -90,7 +90,9 @@ FORMATS: dict[str, Format] = {
         Format("hermes", (*_THINK, _TAGS)),
         Format("function_xml", (*_THINK, _TAGS, _XML)),
         Format("llama3", (*_THINK, Block("<|python_tag|>", "", code_call), _XML), bare=True),
-        Format("mistral", (*_THINK, Block("[THINK]", "[/THINK]"), Block("[TOOL_CALLS]", "", mistral_calls, json=True))),
+        Format("mistral", (
+            *_THINK, Block("[THINK]", "[/THINK]"), Block("[TOOL_CALLS]", "", mistral_calls, json=True),
+        )),
         Format("gemma", (
             *_THINK, Block("<|channel>thought\n", "<channel|>"),
             Block("<|tool_call>", "<tool_call|>", brace_calls),
@@ -98,7 +100,9 @@ FORMATS: dict[str, Format] = {
             Block("```tool_code\n", "```", python_calls),
             Block("```tool_call\n", "```", json_lines), Block("```json\n", "```", json_calls, known=True),
         ), bare=True),
-        Format("deepseek", (*_THINK, Block("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", deepseek_calls))),
+        Format("deepseek", (
+            *_THINK, Block("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", deepseek_calls),
+        )),
         Format("harmony", harmony=True),
     )
 }  # fmt: skip
@@ -139,7 +143,9 @@ def format_of(source: Any) -> str:
 
 def new_id() -> str:
     """A name for a call, of nine letters and digits after "call_"."""
-    return "call_" + "".join(secrets.choice("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789") for _ in range(9))
+    return "call_" + "".join(
+        secrets.choice("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789") for _ in range(9)
+    )
 
 
 class OutputParser:
@@ -149,8 +155,8 @@ class OutputParser:
     thinking: the prompt has opened a reasoning block already (`whit.llm.chat.thinking_open`).
     reasoning: False leaves reasoning blocks in the content.
 
-    Show the control tokens in `markers` when decoding, `tokenizer.stream(keep=parser.markers)`: calls are made of
-    them. Errors: ArgumentError for an unknown format.
+    Show the control tokens in `markers` when decoding, `tokenizer.stream(keep=parser.markers)`: calls are
+    made of them. Errors: ArgumentError for an unknown format.
     """
 
     def __init__(
@@ -256,8 +262,8 @@ class _Machine:
 
 
 def first_mark(text: str, marks: Sequence[str], start: int = 0) -> tuple[int, str]:
-    """The first mark in a text and its place, of several at one place the longest; (n, "") if there is none and
-    text up to n is free of them, however it goes on."""
+    """The first mark in a text and its place, of several at one place the longest; (n, "") if there is none
+    and text up to n is free of them, however it goes on."""
     best, found = len(text), ""
     for mark in marks:
         at = text.find(mark, start, best + len(mark))
@@ -278,7 +284,12 @@ class _Tagged(_Machine):
     """Formats in which marks open and close blocks."""
 
     def __init__(
-        self, blocks: list[Block], out: _Out, schemas: Mapping[str, Mapping[str, Any]], thinking: bool, bare: bool
+        self,
+        blocks: list[Block],
+        out: _Out,
+        schemas: Mapping[str, Mapping[str, Any]],
+        thinking: bool,
+        bare: bool,
     ) -> None:
         self.blocks, self.out, self.schemas = blocks, out, schemas
         self.buffer = ""
@@ -330,9 +341,15 @@ class _Tagged(_Machine):
         """Look for the block's end, then read it."""
         if not block.close and not block.json:
             return False
-        end, size = self.json_end(block) if block.json else (self.buffer.find(block.close, self.seen), len(block.close))
+        end, size = (
+            self.json_end(block)
+            if block.json
+            else (self.buffer.find(block.close, self.seen), len(block.close))
+        )
         if end < 0:
-            self.seen = max(self.seen, len(self.buffer) - len(block.close) + 1) if not block.json else self.seen
+            self.seen = (
+                max(self.seen, len(self.buffer) - len(block.close) + 1) if not block.json else self.seen
+            )
             return False
         if not self.read(block, end, size):
             if not block.json and _quoted(self.body(block, end)):
@@ -387,7 +404,9 @@ class _Tagged(_Machine):
         return True
 
     def read_bare(self, start: int, end: int) -> None:
-        calls = json_calls(self.buffer[start:end], self.schemas) or python_calls(self.buffer[start:end], self.schemas)
+        calls = json_calls(self.buffer[start:end], self.schemas) or python_calls(
+            self.buffer[start:end], self.schemas
+        )
         self.json = None
         if calls is None or any(call.name not in self.schemas for call in calls):
             self.bare = False
@@ -425,7 +444,7 @@ def _quoted(body: str) -> bool:
     return start >= 0 and scan.find(body[start:]) < 0 and scan.quoted
 
 
-# ---- harmony -------------------------------------------------------------------------------------------------
+# ---- harmony -----------------------------------------------------------------------------------------------
 
 _HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 
@@ -434,8 +453,8 @@ _HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>
 class _Harmony(_Machine):
     """gpt-oss: messages with a header (channel, recipient) and a body.
 
-    `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json
-    <|message|>{…}<|call|>`
+    `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>commentary to=functions.f
+    <|constrain|>json <|message|>{…}<|call|>`
     """
 
     out: _Out
@@ -489,7 +508,9 @@ class _Harmony(_Machine):
 
     def open_body(self) -> None:
         words = self.header.replace("<|constrain|>", " ").replace("<|channel|>", " <|channel|>").split()
-        channel = next((word[len("<|channel|>") :] for word in words if word.startswith("<|channel|>")), "final")
+        channel = next(
+            (word[len("<|channel|>") :] for word in words if word.startswith("<|channel|>")), "final"
+        )
         to = next((word[len("to=") :] for word in words if word.startswith("to=")), "")
         self.recipient = to if self.tools else ""
         self.raw = self.header + "<|message|>" if self.recipient else ""

@@ -38,7 +38,8 @@ class _Replacements:
         self.single = str.maketrans({key: value for key, value in table.items() if len(key) == 1})
         longer = [key for key in table if len(key) > 1]
         self.longest = max(map(len, table), default=0)
-        # long keys are a letter with marks: where none of the second characters is, each character goes by itself
+        # long keys are a letter with marks: where none of the second characters is, each character goes by
+        # itself
         seconds = sorted({key[1] for key in longer})
         self.seconds = re.compile("[" + "".join(map(re.escape, seconds)) + "]") if seconds else None
 

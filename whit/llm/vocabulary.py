@@ -1,5 +1,5 @@
-"""The vocabulary of a GGUF file: tokens, what kind each is, scores, merges, the special ids and the rules that
-say when they are added. Everything is checked here, so that the tokenizers need not.
+"""The vocabulary of a GGUF file: tokens, what kind each is, scores, merges, the special ids and the rules
+that say when they are added. Everything is checked here, so that the tokenizers need not.
 
 Keys are those of `tokenizer.ggml.*`; defaults are those that llama.cpp takes where a file says nothing.
 """
@@ -34,9 +34,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 # texts that end a turn in one family of models or another, whatever kind their files give them
 _ENDS = frozenset({
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
-    "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>",
-    "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
+    "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+    "<end_of_utterance>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
 })  # fmt: skip
 # and texts that do so only where they are control tokens: others use them as words
 _CONTROL_ENDS = frozenset({"</s>", "<eos>", "<|file_sep|>", "<|repo_name|>", "<|fim_pad|>", "<reponame>"})
@@ -53,7 +53,8 @@ def refuse(asked: str, because: str) -> FileFormatError:
 class Vocabulary:
     """What a tokenizer is made of. `tokens[id]` is the text as the file spells it.
 
-    kinds: one of NORMAL … BYTE a token. scores: for "llama" and "t5", else None. merges: "a b" texts for "gpt2".
+    kinds: one of NORMAL … BYTE a token. scores: for "llama" and "t5", else None. merges: "a b" texts for
+    "gpt2".
     """
 
     model: str
@@ -129,8 +130,9 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     return Vocabulary(
         model=model, tokens=tokens, kinds=kinds, scores=_scores(metadata, model, len(tokens)),
         merges=merges, pre=pre,
-        bos=numbers["bos"], eos=numbers["eos"], unknown=numbers["unknown"], separator=numbers["separator"],
-        padding=numbers["padding"], ends=_ends(known, kinds, (numbers["eos"], numbers["eot"], numbers["eom"])),
+        bos=numbers["bos"], eos=numbers["eos"], unknown=numbers["unknown"],
+        separator=numbers["separator"], padding=numbers["padding"],
+        ends=_ends(known, kinds, (numbers["eos"], numbers["eot"], numbers["eom"])),
         add_bos=_add_bos(metadata, model, pre), add_eos=_flag(metadata, "add_eos_token", "add_eos", model),
         add_sep=_flag(metadata, "add_sep_token", "add_sep", model),
         add_space_prefix=_flag(metadata, "add_space_prefix", "add_space_prefix", model),
@@ -220,7 +222,9 @@ def _kinds(metadata: Mapping[str, Any], known: dict[str, int], count: int) -> ND
 
 def _ends(known: dict[str, int], kinds: NDArray[np.int32], given: tuple[int | None, ...]) -> frozenset[int]:
     """The ids at which generation ends: those that the file names and those known by their text."""
-    texts = {text for text in known if text in _ENDS or (text in _CONTROL_ENDS and kinds[known[text]] == CONTROL)}
+    texts = {
+        text for text in known if text in _ENDS or (text in _CONTROL_ENDS and kinds[known[text]] == CONTROL)
+    }
     if "<|end|>" in texts and texts & {"<|call|>", "<|calls|>"} and texts & {"<|return|>", "<|flush|>"}:
         texts.discard("<|end|>")  # it ends a message there, and another one may follow
     if "</s>" in texts and "<|tool_response>" in texts:
