@@ -52,9 +52,10 @@ def test_size_classes(nbytes: int) -> None:
 
 def test_blocks_are_aligned_distinct_and_reused() -> None:
     memory = HostMemory()
-    sizes = [1, 64, 100, 1000, 70_000, 5 << 20] * 3
+    sizes = [1, 64, 100, 1000, 4096, 10_000, 70_000, 5 << 20] * 3
     blocks = [(memory.allocate(size), size) for size in sizes]
     assert all(address % 64 == 0 for address, _ in blocks)
+    assert all(address % 4096 == 0 for address, size in blocks if size >= 4096)
     assert all(address % (2 << 20) == 0 for address, size in blocks if size >= 2 << 20)
     ordered = sorted(blocks)
     assert all(low + size <= high for (low, size), (high, _) in itertools.pairwise(ordered))

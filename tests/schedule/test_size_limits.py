@@ -139,6 +139,13 @@ def test_the_largest_come_first_each_as_low_as_it_can(seed: int) -> None:
                        for b in larger)
 
 
+def test_large_temporaries_start_at_a_page() -> None:
+    items = [Lifetime(nbytes, 0, 1) for nbytes in (5000, 64, 9000, 4096, 4095, 5000)]
+    offsets, _ = largest_first(items)
+    assert all(offset % 4096 == 0 for offset, item in zip(offsets, items, strict=True) if item.nbytes >= 4096)
+    assert offsets[1] % 4096 and offsets[1] < 9000 + 4096  # small ones fill what is left between
+
+
 def test_many_temporaries_are_planned_in_order_of_use() -> None:
     """Activations that all live until their gradient."""
     count = 3000

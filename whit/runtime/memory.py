@@ -11,6 +11,7 @@ from whit.runtime import elf
 
 _SLAB = 1 << 20  # small blocks are cut from slabs of this size
 _SMALL = 1 << 16  # blocks up to this size are small
+_PAGE = 4096  # bytes, as far as the order of loads and stores goes; the system's may be larger
 _HUGE = 2 << 20  # the size of a huge page
 _MADV_HUGEPAGE = 14
 
@@ -102,6 +103,10 @@ class HostMemory:
         elf.libc.munmap(address, self.mapped(self.forget(address)))
 
     def cut(self, size: int) -> int:
+        """A new small block. Large enough ones start at a page, so that the same element of any two is at the
+        same place of a page: a load waits for an earlier store at its place of another page."""
+        if size >= _PAGE:
+            self.slab = round_up(self.slab, _PAGE)
         if self.slab + size > self.slab_end:
             self.slab = self.map(_SLAB)
             self.slab_end = self.slab + _SLAB

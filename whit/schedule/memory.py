@@ -11,6 +11,7 @@ from typing import NamedTuple
 from whit.helpers import round_up
 
 ALIGN = 64
+PAGE = 4096  # bytes: what is as large starts there, as blocks of the CPU's memory do
 MANY = 2000  # items beyond which placing each against all others takes too long
 
 
@@ -39,13 +40,13 @@ def largest_first(items: Sequence[Lifetime]) -> tuple[list[int], int]:
     size = 0
     for number in sorted(range(len(items)), key=lambda i: (-items[i].nbytes, i)):
         nbytes, first, last = items[number]
-        offset = 0
+        offset, align = 0, PAGE if nbytes >= PAGE else ALIGN
         for start, stop, begin, end in placed:
             if begin <= last and first <= end:
                 if offset + nbytes <= start:
                     break
                 if stop > offset:
-                    offset = round_up(stop, ALIGN)
+                    offset = round_up(stop, align)
         offsets[number] = offset
         bisect.insort(placed, (offset, offset + nbytes, first, last))
         size = max(size, offset + round_up(nbytes, ALIGN))
