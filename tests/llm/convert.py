@@ -77,8 +77,7 @@ def by_head(name: str, value: Values, config: Any) -> Values:
 
 def random_model(case: Case, seed: int = 0) -> Any:
     """A model in float32 whose every parameter is random."""
-    config = getattr(transformers, case.kind.replace("ForCausalLM", "").replace("LMHeadModel", "") + "Config")
-    made = config(**{**COMMON, **case.options})
+    made = getattr(transformers, case.kind).config_class(**{**COMMON, **case.options})
     made._attn_implementation = "eager"
     torch.manual_seed(seed)
     model = getattr(transformers, case.kind)(made).float().eval()

@@ -52,7 +52,7 @@ CASES = {
     "phi3, window": Case("Phi3ForCausalLM", "phi3", {"sliding_window": 6}, {"attention.sliding_window": 6}),
     "gpt2": Case(
         "GPT2LMHeadModel", "gpt2", {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": CONTEXT, "n_inner": 48},
-        change=transposed,
+        {"attention.head_count_kv": HEADS}, transposed,
     ),
     "starcoder": Case(
         "GPTBigCodeForCausalLM", "starcoder",
@@ -61,11 +61,11 @@ CASES = {
     ),
     "starcoder2": Case("Starcoder2ForCausalLM", "starcoder2", {"sliding_window": None}),
     "falcon": Case(
-        "FalconForCausalLM", "falcon", {"new_decoder_architecture": False, "multi_query": True, "bias": False},
+        "FalconForCausalLM", "falcon", {"new_decoder_architecture": False, "multi_query": True, "bias": False, "ffn_hidden_size": 48},
         {"attention.head_count_kv": 1}, by_head,
     ),
     "falcon, grouped": Case(
-        "FalconForCausalLM", "falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": False},
+        "FalconForCausalLM", "falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": False, "ffn_hidden_size": 48},
         {"attention.head_count_kv": 2}, by_head,
     ),
     "gptneox": Case(
@@ -100,7 +100,10 @@ CASES = {
         change=one_more,
     ),
     "glm4": Case("Glm4ForCausalLM", "glm4", {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}}),
-    "exaone4": Case("Exaone4ForCausalLM", "exaone4", {"sliding_window": None}),
+    "exaone4": Case(
+        "Exaone4ForCausalLM", "exaone4", {"sliding_window": 6, "sliding_window_pattern": 4, "num_hidden_layers": 4},
+        {"attention.sliding_window": 6},
+    ),
     "arcee": Case("ArceeForCausalLM", "arcee", change=neighbours),
     "seed_oss": Case("SeedOssForCausalLM", "seed_oss"),
     "ernie4_5": Case("Ernie4_5ForCausalLM", "ernie4_5"),

@@ -62,7 +62,6 @@ class Arch:
 _FULL_BIAS = (*ATTENTION, *FFN)
 _ROWS = [
     Arch("llama", biases=(*ATTENTION, *FFN)),  # Llama 1 to 3, Mistral, SmolLM, TinyLlama, Yi, …
-    Arch("mistral3"),
     Arch("arcee", activation="relu2", gated=False),
     Arch("smollm3", rope_layers="3 of 4"),
     Arch("granite", biases=_FULL_BIAS, logit_scale="over"),
