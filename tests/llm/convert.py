@@ -1,4 +1,4 @@
-"""Small random models of `transformers`, written as GGUF files the way llama.cpp's converter writes real ones."""
+"""Small random models of `transformers`, written as GGUF files in the way of llama.cpp's converter."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ COMMON = {
 
 
 class Case(NamedTuple):
-    """A model class, its configuration beside COMMON, the name of its architecture, further metadata, and what becomes
-    of its weights."""
+    """A model class, the name of its architecture, its configuration beside COMMON, further metadata, and
+    what becomes of its weights."""
 
     kind: str
     arch: str
@@ -102,7 +102,7 @@ def metadata(case: Case, config: Any) -> dict[str, Any]:
         "attention.head_count": heads,
         "attention.head_count_kv": getattr(config, "num_key_value_heads", None) or heads,
     }
-    for key in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "layer_norm_eps"):
+    for key in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"):
         if getattr(config, key, None) is not None:
             kind = "rms_" if key == "rms_norm_eps" else ""
             out[f"attention.layer_norm_{kind}epsilon"] = float(getattr(config, key))

@@ -1,4 +1,4 @@
-"""Every row of the table against `transformers`: small random weights, converted to GGUF; and what is refused."""
+"""Every row of the table against `transformers`: small random weights as GGUF files; and what is refused."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from tests.llm.convert import COMMON, CONTEXT, HEADS, Case, by_head, convert, neighbours, one_more, random_model
-from tests.llm.convert import transposed
+from tests.llm.convert import (
+    COMMON,
+    CONTEXT,
+    HEADS,
+    Case,
+    by_head,
+    convert,
+    neighbours,
+    one_more,
+    random_model,
+    transposed,
+)
 from whit import Context
 from whit.llm.arch import ARCHITECTURES
 from whit.llm.model import Model
@@ -21,93 +31,155 @@ CASES = {
     "llama, biases": Case(
         "LlamaForCausalLM", "llama", {"attention_bias": True, "mlp_bias": True}, change=neighbours
     ),
-    "mistral": Case("MistralForCausalLM", "llama", {"head_dim": 16, "sliding_window": None}, change=neighbours),
+    "mistral": Case(
+        "MistralForCausalLM", "llama", {"head_dim": 16, "sliding_window": None}, change=neighbours
+    ),
     "linear rope": Case(
-        "LlamaForCausalLM", "llama", {"rope_parameters": {**PLAIN, "rope_type": "linear", "factor": 4.0}},
-        {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, neighbours,
+        "LlamaForCausalLM",
+        "llama",
+        {"rope_parameters": {**PLAIN, "rope_type": "linear", "factor": 4.0}},
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+        neighbours,
     ),
     "yarn": Case(
-        "Qwen2ForCausalLM", "qwen2",
-        {"rope_parameters": {**PLAIN, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
+        "Qwen2ForCausalLM",
+        "qwen2",
+        {
+            "rope_parameters": {
+                **PLAIN,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+            }
+        },
         {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16},
     ),
     "qwen2": Case("Qwen2ForCausalLM", "qwen2"),
     "qwen3": Case("Qwen3ForCausalLM", "qwen3", {"head_dim": 16}),
-    "gemma": Case("GemmaForCausalLM", "gemma", {"head_dim": 16, "hidden_act": "gelu_pytorch_tanh"}, change=one_more),
+    "gemma": Case(
+        "GemmaForCausalLM", "gemma", {"head_dim": 16, "hidden_act": "gelu_pytorch_tanh"}, change=one_more
+    ),
     "gemma2": Case(
-        "Gemma2ForCausalLM", "gemma2",
-        {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 6, "final_logit_softcapping": 3.0,
-         "attn_logit_softcapping": 2.0},
-        {"attention.sliding_window": 6, "final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0}, one_more,
+        "Gemma2ForCausalLM",
+        "gemma2",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 6,
+            "final_logit_softcapping": 3.0,
+            "attn_logit_softcapping": 2.0,
+        },
+        {"attention.sliding_window": 6, "final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0},
+        one_more,
     ),
     "gemma3": Case(
-        "Gemma3ForCausalLM", "gemma3",
-        {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 6, "num_hidden_layers": 7,
-         "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-                             "full_attention": {"rope_type": "default", "rope_theta": 1000000.0}}},
-        {"attention.sliding_window": 6, "rope.freq_base": 1000000.0}, one_more,
+        "Gemma3ForCausalLM",
+        "gemma3",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 6,
+            "num_hidden_layers": 7,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+            },
+        },
+        {"attention.sliding_window": 6, "rope.freq_base": 1000000.0},
+        one_more,
     ),
     "phi2": Case("PhiForCausalLM", "phi2", {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}}),
     "phi3": Case("Phi3ForCausalLM", "phi3", {"sliding_window": None}),
     "phi3, window": Case("Phi3ForCausalLM", "phi3", {"sliding_window": 6}, {"attention.sliding_window": 6}),
     "gpt2": Case(
-        "GPT2LMHeadModel", "gpt2", {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": CONTEXT, "n_inner": 48},
-        {"attention.head_count_kv": HEADS}, transposed,
+        "GPT2LMHeadModel",
+        "gpt2",
+        {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": CONTEXT, "n_inner": 48},
+        {"attention.head_count_kv": HEADS},
+        transposed,
     ),
     "starcoder": Case(
-        "GPTBigCodeForCausalLM", "starcoder",
+        "GPTBigCodeForCausalLM",
+        "starcoder",
         {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": CONTEXT, "n_inner": 48},
         {"attention.head_count_kv": 1},
     ),
     "starcoder2": Case("Starcoder2ForCausalLM", "starcoder2", {"sliding_window": None}),
     "falcon": Case(
-        "FalconForCausalLM", "falcon", {"new_decoder_architecture": False, "multi_query": True, "bias": False, "ffn_hidden_size": 48},
-        {"attention.head_count_kv": 1}, by_head,
+        "FalconForCausalLM",
+        "falcon",
+        {"new_decoder_architecture": False, "multi_query": True, "bias": False, "ffn_hidden_size": 48},
+        {"attention.head_count_kv": 1},
+        by_head,
     ),
     "falcon, grouped": Case(
-        "FalconForCausalLM", "falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": False, "ffn_hidden_size": 48},
-        {"attention.head_count_kv": 2}, by_head,
+        "FalconForCausalLM",
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": False, "ffn_hidden_size": 48},
+        {"attention.head_count_kv": 2},
+        by_head,
     ),
     "gptneox": Case(
-        "GPTNeoXForCausalLM", "gptneox", {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}},
-        {"use_parallel_residual": True, "attention.head_count_kv": HEADS}, by_head,
+        "GPTNeoXForCausalLM",
+        "gptneox",
+        {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}},
+        {"use_parallel_residual": True, "attention.head_count_kv": HEADS},
+        by_head,
     ),
     "gptneox, one after the other": Case(
-        "GPTNeoXForCausalLM", "gptneox",
+        "GPTNeoXForCausalLM",
+        "gptneox",
         {"use_parallel_residual": False, "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}},
-        {"use_parallel_residual": False, "attention.head_count_kv": HEADS}, by_head,
+        {"use_parallel_residual": False, "attention.head_count_kv": HEADS},
+        by_head,
     ),
     "olmo": Case("OlmoForCausalLM", "olmo", {"clip_qkv": 0.5}, {"attention.clamp_kqv": 0.5}, neighbours),
     "olmo2": Case("Olmo2ForCausalLM", "olmo2"),
-    "stablelm": Case("StableLmForCausalLM", "stablelm", {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}}),
+    "stablelm": Case(
+        "StableLmForCausalLM", "stablelm", {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}}
+    ),
     "stablelm, parallel": Case(
-        "StableLmForCausalLM", "stablelm",
+        "StableLmForCausalLM",
+        "stablelm",
         {"use_parallel_residual": True, "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}},
     ),
     "command-r": Case("CohereForCausalLM", "command-r", {"logit_scale": 0.3}, {"logit_scale": 0.3}),
     "cohere2": Case(
-        "Cohere2ForCausalLM", "cohere2", {"logit_scale": 0.3, "sliding_window": 6, "num_hidden_layers": 4},
+        "Cohere2ForCausalLM",
+        "cohere2",
+        {"logit_scale": 0.3, "sliding_window": 6, "num_hidden_layers": 4},
         {"logit_scale": 0.3, "attention.sliding_window": 6},
     ),
     "granite": Case(
-        "GraniteForCausalLM", "granite",
-        {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.5, "logits_scaling": 2.0},
-        {"embedding_scale": 3.0, "residual_scale": 0.4, "attention.scale": 0.5, "logit_scale": 2.0}, neighbours,
+        "GraniteForCausalLM",
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.5,
+            "logits_scaling": 2.0,
+        },
+        {"embedding_scale": 3.0, "residual_scale": 0.4, "attention.scale": 0.5, "logit_scale": 2.0},
+        neighbours,
     ),
     "smollm3": Case("SmolLM3ForCausalLM", "smollm3", {"num_hidden_layers": 4}, change=neighbours),
     "nemotron": Case(
-        "NemotronForCausalLM", "nemotron", {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}},
+        "NemotronForCausalLM",
+        "nemotron",
+        {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}},
         change=one_more,
     ),
     "glm4": Case("Glm4ForCausalLM", "glm4", {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}}),
     "exaone4": Case(
-        "Exaone4ForCausalLM", "exaone4", {"sliding_window": 6, "sliding_window_pattern": 4, "num_hidden_layers": 4},
+        "Exaone4ForCausalLM",
+        "exaone4",
+        {"sliding_window": 6, "sliding_window_pattern": 4, "num_hidden_layers": 4},
         {"attention.sliding_window": 6},
     ),
     "arcee": Case("ArceeForCausalLM", "arcee", change=neighbours),
     "seed_oss": Case("SeedOssForCausalLM", "seed_oss"),
     "ernie4_5": Case("Ernie4_5ForCausalLM", "ernie4_5"),
-}  # fmt: skip
+}
 
 
 def logits_of(model: Any, tokens: list[int]) -> Any:

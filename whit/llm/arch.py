@@ -1,8 +1,9 @@
 """What language models are made of: a table of architectures, and the sizes of one model read from its file.
 
-All of them are the same decoder: an embedding, layers of attention and of a feed-forward net, a norm and logits. They
-differ in the choices that a row of `ARCHITECTURES` states: where norms stand and of which kind, how positions enter,
-the activation, which biases there are. A new dense model is a row; its numbers come from the file's metadata.
+All of them are the same decoder: an embedding, layers of attention and of a feed-forward net, a norm and
+logits. They differ in the choices that a row of `ARCHITECTURES` states: where norms stand and of which kind,
+how positions enter, the activation, which biases there are. A new dense model is a row; its numbers come from
+the file's metadata.
 
     before    x + attention(norm(x)), then x + ffn(norm(x))
     after     x + norm(attention(x)), then x + norm(ffn(x))
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from whit.helpers import ArgumentError, FileFormatError
+from whit.helpers import FileFormatError
 from whit.uop.uop import show_shape
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ FFN = ("ffn_gate", "ffn_up", "ffn_down")
 
 @dataclass(frozen=True, slots=True)
 class Arch:
-    """A row of the table. Sizes are in `Config`; what a file may leave open is settled by which tensors it has."""
+    """A row of the table. Sizes are in `Config`; the tensors of a file settle what it leaves open."""
 
     name: str
     rope: Literal["pairs", "halves", ""] = "pairs"  # neighbours turn together, or the halves of a head
@@ -77,12 +78,14 @@ _ROWS = [
     Arch("gemma2", rope="halves", activation="gelu", embedding_scale="root", norms="both", global_every=2),
     Arch("gemma3", rope="halves", activation="gelu", embedding_scale="root", norms="both", head_norm="head",
          global_every=6, local_base=10000.0),
-    Arch("phi2", rope="halves", norm="layer", norm_bias=True, parallel="always", activation="gelu", gated=False,
+    Arch("phi2", rope="halves", norm="layer", norm_bias=True, parallel="always", activation="gelu",
+    gated=False,
          packed_qkv="maybe", biases=(*_FULL_BIAS, "output")),
     Arch("phi3", rope="halves", packed_qkv="maybe", packed_ffn=True),  # Phi 3, Phi 4
     Arch("gpt2", rope="", norm="layer", norm_bias=True, activation="gelu", gated=False, packed_qkv="always",
          biases=_FULL_BIAS, learned_positions=True),
-    Arch("starcoder", rope="", norm="layer", norm_bias=True, activation="gelu", gated=False, packed_qkv="always",
+    Arch("starcoder", rope="", norm="layer", norm_bias=True, activation="gelu", gated=False,
+    packed_qkv="always",
          biases=_FULL_BIAS, learned_positions=True),
     Arch("starcoder2", rope="halves", norm="layer", norm_bias=True, activation="gelu", gated=False,
          biases=_FULL_BIAS),
@@ -100,13 +103,14 @@ _ROWS = [
 ARCHITECTURES: Mapping[str, Arch] = {row.name: row for row in _ROWS}
 
 
-# ---- the sizes of a model --------------------------------------------------------------------------------------
+# ---- the sizes of a model
+# --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """How positions turn queries and keys: pair i by the angle position * base ** (-2i / dim), of which scaling
-    makes less: "linear" all of them, "yarn" those of long waves, "longrope" by factors from the file."""
+    """How positions turn queries and keys: pair i by the angle position * base ** (-2i / dim); scaling
+    makes it less: "linear" all of them, "yarn" those of long waves, "longrope" by factors from the file."""
 
     dim: int
     base: float
@@ -119,7 +123,7 @@ class Rope:
     beta_slow: float = 1.0
 
     def frequencies(self, local: bool, factors: list[float] | None = None) -> list[float]:
-        """The angle of each pair at position 1: dim / 2 numbers. `factors` divide them (those of the file)."""
+        """The angle of each pair at position 1: dim / 2 numbers. `factors` (of the file) divide them."""
         base = self.local_base if local else self.base
         plain = [base ** (-2 * i / self.dim) for i in range(self.dim // 2)]
         if factors is not None:
@@ -247,7 +251,8 @@ class _Reader:
 def read_config(gguf: GGUF) -> Config:
     """A model's description from its metadata.
 
-    FileFormatError for an architecture that the table does not have, or numbers that are missing or senseless.
+    FileFormatError for an architecture that the table does not have, or numbers that are missing or
+    senseless.
     """
     name = gguf.metadata.get("general.architecture")
     arch = ARCHITECTURES.get(name) if isinstance(name, str) else None
@@ -351,7 +356,8 @@ def _read_rope(arch: Arch, read: _Reader, head_dim: int) -> Rope:
     )
 
 
-# ---- the tensors of a model --------------------------------------------------------------------------------------
+# ---- the tensors of a model
+# --------------------------------------------------------------------------------------
 
 
 class Place(NamedTuple):
@@ -433,7 +439,7 @@ def _layer_norms(config: Config) -> Iterator[Place]:
 
 
 def check_tensors(gguf: GGUF, config: Config) -> None:
-    """FileFormatError that names tensors which the model lacks, which it does not know, or of other shapes."""
+    """FileFormatError that names tensors which are missing, unexpected, or of other shapes."""
     known = {place.name: place for place in places(config)}
     missing = [p.name for p in known.values() if p.required and p.name not in gguf.tensors]
     stray = [name for name in gguf.tensors if name not in known]
@@ -447,7 +453,7 @@ def check_tensors(gguf: GGUF, config: Config) -> None:
     if stray:
         raise FileFormatError(
             what,
-            because=f"it has {_listed(stray)}, which no {config.arch.name} model of {config.layers} layers has",
+            because=f"it has {_listed(stray)}, which no {config.arch.name} of {config.layers} layers has",
             fix="use a model of a supported kind",
         )
     for place in known.values():
@@ -455,8 +461,8 @@ def check_tensors(gguf: GGUF, config: Config) -> None:
         if found is not None and found.shape != place.shape:
             raise FileFormatError(
                 what,
-                because=f"{place.name!r} is {show_shape(found.shape)} and not {show_shape(place.shape)}, as its "
-                "metadata says",
+                because=f"{place.name!r} is {show_shape(found.shape)} and not "
+                f"{show_shape(place.shape)}, as its metadata says",
                 fix="convert the model again",
             )
 

@@ -11,7 +11,8 @@ from whit.uop import UOp, dtypes
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, neighbours: bool) -> Tensor:
     """Turn pairs of numbers of each head by their position's angles (Su et al. 2021).
 
-    Shapes:  x (…, t, d), cos and sin (…, t, n) with n <= d / 2 -> (…, t, d); numbers past 2n stay as they are.
+    Shapes:  x (…, t, d), cos and sin (…, t, n) with n <= d / 2 -> (…, t, d); numbers past 2n stay as they
+             are.
     `neighbours`: pairs are (0, 1), (2, 3), …; else (0, n), (1, n + 1), …
 
     >>> quarter = Tensor([[0.0]]), Tensor([[1.0]])  # cos and sin of 90 degrees
@@ -41,8 +42,8 @@ def attend(
 ) -> Tensor:
     """softmax(scale * q kᵀ) v, each head of keys shared by a group of queries; in float32.
 
-    Shapes:  q (b, h, t, d), k (b, g, s, d), v (b, g, s, e), seen bool broadcast to (b, 1, 1, t, s), sinks (h,)
-             -> (b, h, t, e)
+    Shapes:  q (b, h, t, d), k (b, g, s, d), v (b, g, s, e), seen bool broadcast to (b, 1, 1, t, s), sinks
+             (h,) -> (b, h, t, e)
     cap:     scores become cap * tanh(score / cap)
     sinks:   one more score a head that takes part in the sum and has no value (gpt-oss)
 
@@ -70,8 +71,8 @@ def attend(
 
 
 def seen_by(positions: Tensor, first: UOp | int, count: UOp | int, window: int) -> Tensor:
-    """Which of `count` keys, of positions from `first` on, each query sees: those not after it, and with a window
-    only so many.
+    """Which of `count` keys, of positions from `first` on, each query sees: those not after it, and with
+    a window only so many.
 
     Shapes:  positions (b, t) -> bool (b, 1, 1, t, count)
     """

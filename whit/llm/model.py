@@ -1,8 +1,9 @@
 """A language model from a GGUF file: tokens in, logits out, keys and values kept for later.
 
-Weights stay as they are in the file, in blocks, mapped and not copied; kernels decode them where they read them. A
-`Cache` holds keys and values of several sequences (slots). `Model.forward` reads a few tokens of some slots, each at
-its own position; one recorded plan serves all positions, one for each number of slots and tokens.
+Weights stay as they are in the file, in blocks, mapped and not copied; kernels decode them where they read
+them. A `Cache` holds keys and values of several sequences (slots). `Model.forward` reads a few tokens of some
+slots, each at its own position; one recorded plan serves all positions, one for each number of slots and
+tokens.
 
     model = Model.load("smollm2.gguf")
     cache = model.new_cache(1)
@@ -77,7 +78,8 @@ class Layer:
 class Cache:
     """Keys and values of `slots` sequences of up to `context` positions, and the plans that use them.
 
-    A few positions more than `context` exist: a padded chunk ends there, and rows that pad a batch write there.
+    A few positions more than `context` exist: a padded chunk ends there, and rows that pad a batch write
+    there.
     """
 
     def __init__(self, model: Model, slots: int, context: int) -> None:
@@ -96,7 +98,7 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        return sum(int(t.nbytes()) for t in (*self.keys, *self.values))
+        return sum([_bytes_of(t) for t in (*self.keys, *self.values)])
 
     def save(self, slot: int, length: int) -> bytes:
         """The first `length` positions of a slot."""
@@ -118,6 +120,12 @@ class Cache:
             tensor[slot, :, :length] = piece.reshape(tensor.shape[1], length, tensor.shape[3])
             done += size
         Tensor.realize_all([*self.keys, *self.values])
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    size = tensor.nbytes()
+    assert isinstance(size, int), "caches have sizes"
+    return size
 
 
 class Model:
@@ -156,8 +164,8 @@ class Model:
         """Open a GGUF file. Its weights are mapped, and read when they are used.
 
         context: the most positions of a sequence (default: what the model was trained for)
-        Errors:  FileError, FileFormatError (broken file, unknown architecture, missing or unexpected tensors),
-                 ArgumentError for a context or cache_dtype that cannot be
+        Errors:  FileError, FileFormatError (broken file, unknown architecture, missing or unexpected
+                 tensors), ArgumentError for a context or cache_dtype that cannot be
         """
         return cls(open_gguf(path), context, cache_dtype)
 
@@ -203,9 +211,10 @@ class Model:
     ) -> Tensor:
         """Read `tokens` into the cache and tell what comes next.
 
-        Shapes:  tokens (B, T) int32: row b holds positions start[b] … of slot slots[b] (default: 0, 1, …), of which
-                 the first last[b] + 1 count (default: all; the rest is padding, and is overwritten later)
-                 -> logits (B, V) float32 of the tokens number last[b]; with `every` (B, T, V) of all tokens
+        Shapes:  tokens (B, T) int32: row b holds positions start[b] … of slot slots[b] (default: 0, 1, …), of
+                 which the first last[b] + 1 count (default: all; the rest is padding, and is overwritten
+                 later) -> logits (B, V) float32 of the tokens number last[b]; with `every` (B, T, V) of all
+                 tokens
         Errors:  ArgumentError for rows, positions or slots that do not fit
         """
         rows, count = _shape(tokens)
@@ -285,8 +294,8 @@ def _check(
 def _spans(
     config: Config, cache: Cache, firsts: list[int], slots: list[int], count: int
 ) -> tuple[list[UOp], list[UOp], UOp, UOp, Tensor | None, Tensor | None]:
-    """Where rows lie in the cache, as bound variables: (starts, slots, low, span, positions, slots); low + span is
-    the furthest start, and nothing before low is in a window. One row needs no tensors."""
+    """Where rows lie in the cache, as bound variables: (starts, slots, low, span, positions, slots); low +
+    span is the furthest start, and nothing before low is in a window. One row needs no tensors."""
     limit = cache.capacity - count
     lots = [UOp.variable(f"slot{n}", 0, max(cache.slots - 1, 1)).bind(slot) for n, slot in enumerate(slots)]
     starts = [UOp.variable(f"start{n}", 0, limit).bind(first) for n, first in enumerate(firsts)]
