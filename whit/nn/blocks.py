@@ -14,11 +14,11 @@ The low nibbles of a run of bytes are one run of numbers, the high nibbles the n
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from whit.helpers import ArgumentError, DTypeError, ShapeError
 from whit.tensor import Tensor
-from whit.uop import DType, dtypes
+from whit.uop import DType, Ops, UOp, dtypes
 from whit.uop.uop import show_shape
 
 
@@ -62,6 +62,23 @@ _PACKED = [
     BlockType("Q4_K", 12, 256, 144),
     BlockType("Q5_K", 13, 256, 176),
     BlockType("Q6_K", 14, 256, 210),
+    BlockType("Q8_1", 9, 32, 36),
+    BlockType("Q8_K", 15, 256, 292),
+    BlockType("IQ2_XXS", 16, 256, 66),
+    BlockType("IQ2_XS", 17, 256, 74),
+    BlockType("IQ3_XXS", 18, 256, 98),
+    BlockType("IQ1_S", 19, 256, 50),
+    BlockType("IQ4_NL", 20, 32, 18),
+    BlockType("IQ3_S", 21, 256, 110),
+    BlockType("IQ2_S", 22, 256, 82),
+    BlockType("IQ4_XS", 23, 256, 136),
+    BlockType("IQ1_M", 29, 256, 56),
+    BlockType("TQ1_0", 34, 256, 54),
+    BlockType("TQ2_0", 35, 256, 66),
+    BlockType("MXFP4", 39, 32, 17),
+    BlockType("NVFP4", 40, 64, 36),
+    BlockType("Q1_0", 41, 128, 18),
+    BlockType("Q2_0", 42, 64, 18),
 ]
 # by the number that files give the type
 BLOCK_TYPES: dict[int, BlockType] = {
@@ -133,9 +150,14 @@ def _steps(count: int, step: int, axes: int) -> Tensor:
 
 
 def _fields(bytes_: Tensor, count: int, bits: int) -> Tensor:
-    """Fields of some bits, lowest first: (…, 1, n) -> (…, count, n). Words as wide as the numbers that they become:
-    the bytes are widened once for all fields."""
+    """Fields of some bits, lowest first: (…, 1, n) -> (…, count, n). They are words, as wide as the numbers
+    that they become: bytes are widened once for all their fields."""
     return bytes_.cast(dtypes.uint32).rshift(_steps(count, bits, 1)) & ((1 << bits) - 1)
+
+
+def _where(condition: Any, yes: Any, no: Any) -> Tensor:
+    chosen: Tensor = condition.where(yes, no)
+    return chosen
 
 
 def _number(q: Tensor, less: int = 0) -> Tensor:
@@ -242,7 +264,228 @@ def _q3_k(b: Tensor) -> Tensor:
     return scales.unsqueeze(-1) * _number(_two_bits(b, 32) | third.lshift(2), 4)
 
 
+def _word(b: Tensor, at: int, count: int, dtype: DType) -> Tensor:
+    """`count` integers of two or four bytes from a byte on, as uint32 (…, blocks, count)."""
+    return b[..., at : at + count * dtype.itemsize].bitcast(dtype).cast(dtypes.uint32)
+
+
+def _run(bytes_: Tensor, count: int, bits: int) -> Tensor:
+    """All fields of each of some integers, one after the other: (…, n) -> (…, n * count)."""
+    found = bytes_.cast(dtypes.uint32).unsqueeze(-1).rshift(_steps(count, bits, 0)) & ((1 << bits) - 1)
+    return found.reshape(*bytes_.shape[:-1], bytes_.shape[-1] * count)
+
+
+def _q8_1(b: Tensor) -> Tensor:
+    """As Q8_0, with the scale times the sum of q behind the scale."""
+    return _half(b, 0) * _bytes(b, 4, 32).bitcast(dtypes.int8).cast(dtypes.float32)
+
+
+def _q8_k(b: Tensor) -> Tensor:
+    """A scale that is a float32; sums of each 16 numbers at the end."""
+    scale = b[..., :4].bitcast(dtypes.float32)
+    return scale * _bytes(b, 4, 256).bitcast(dtypes.int8).cast(dtypes.float32)
+
+
+def _q1_0(b: Tensor) -> Tensor:
+    scale = _half(b, 0)
+    return _where(_run(_bytes(b, 2, 16), 8, 1) == 0, -scale, scale)
+
+
+def _q2_0(b: Tensor) -> Tensor:
+    return _half(b, 0) * _number(_run(_bytes(b, 2, 16), 4, 2), 1)
+
+
+# ---- three values a number
+# -----------------------------------------------------------------------------------
+
+
+def _tq1_0(b: Tensor) -> Tensor:
+    """Five numbers a byte in base three: 32 bytes, then 16, then four numbers in each of four bytes. A byte
+    is a fraction of 256, of which multiplications by three bring out one digit after the other."""
+    digits = [_digits(_bytes(b, at, 1, n), count) for at, n, count in ((0, 32, 5), (32, 16, 5), (48, 4, 4))]
+    return _half(b, 52) * _number(digits[0].cat(*digits[1:], dim=-1), 1)
+
+
+def _digits(bytes_: Tensor, count: int) -> Tensor:
+    """The digits of each byte, all first ones first."""
+    n = _steps(count, 1, 1)
+    power = _where(n & 1 == 0, 1, 3) * _where(n & 2 == 0, 1, 9) * _where(n & 4 == 0, 1, 81)
+    fraction = (bytes_.cast(dtypes.uint32) * power.cast(dtypes.uint32)) & 255
+    return (fraction * 3).rshift(8).flatten(-2)
+
+
+def _tq2_0(b: Tensor) -> Tensor:
+    return _half(b, 64) * _number(_two_bits(b, 0), 1).flatten(-2)
+
+
+# ---- values from a list
+# ---------------------------------------------------------------------------------------
+
+_STEPS_4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+def _listed(q: Tensor) -> Tensor:
+    """The uneven steps of the IQ4 types: entry q of `_STEPS_4`, from four words of four bytes."""
+    words = [int.from_bytes(bytes(v & 255 for v in _STEPS_4[n : n + 4]), "little") for n in range(0, 16, 4)]
+    first, second, third, fourth = [Tensor(word, dtype=dtypes.uint32) for word in words]
+    low, high = _where(q & 4 == 0, first, second), _where(q & 4 == 0, third, fourth)
+    return (
+        _where(q & 8 == 0, low, high)
+        .rshift((q & 3) * 8)
+        .cast(dtypes.uint8)
+        .bitcast(dtypes.int8)
+        .cast(dtypes.float32)
+    )
+
+
+def _iq4_nl(b: Tensor) -> Tensor:
+    return _half(b, 0) * _listed(_nibbles(b, 2))
+
+
+def _iq4_xs(b: Tensor) -> Tensor:
+    """Eight scales of six bits: nibbles, and a word of upper bits."""
+    low = _run(_bytes(b, 4, 4), 2, 4)
+    high = _word(b, 2, 1, dtypes.uint16).rshift(_steps(8, 2, 0)) & 3
+    scales = _half(b, 0) * _number(low | high.lshift(4), 32)
+    q = _fields(_bytes(b, 8, 8, 1, 16), 2, 4).reshape(*b.shape[:-1], 8, 32)
+    return scales.unsqueeze(-1) * _listed(q)
+
+
+def _doubled_e2m1(q: Tensor) -> Tensor:
+    """0, 1, 2, 3, 4, 6, 8, 12 and their negatives: twice the four-bit floats of OCP Microscaling."""
+    exponent = q.rshift(1) & 3
+    lead = (exponent != 0).cast(dtypes.uint32)
+    size = ((q & 1) | lead.lshift(1)).lshift(exponent - lead).cast(dtypes.int32)
+    return _where(q & 8 == 0, size, -size).cast(dtypes.float32)
+
+
+def _mxfp4(b: Tensor) -> Tensor:
+    """The scale is a power of two, 2^(e - 128); the least two are denormal."""
+    e = _bytes(b, 0, 1).cast(dtypes.uint32)
+    bits = _where(e < 2, Tensor(1 << 21, dtype=dtypes.uint32).lshift(e), (e - 1).lshift(23))
+    return bits.bitcast(dtypes.float32) * _doubled_e2m1(_nibbles(b, 1))
+
+
+def _nvfp4(b: Tensor) -> Tensor:
+    """Four groups of 16 with scales of type E4M3, halved; 127 is 0. As a half the scale is 2^-8 of what it
+    is."""
+    e = _bytes(b, 0, 4)
+    scale = (e & 127).cast(dtypes.uint16).lshift(7).bitcast(dtypes.float16).cast(dtypes.float32) * 128.0
+    return _where(e == 127, 0.0, scale).unsqueeze(-1) * _doubled_e2m1(
+        _fields(_bytes(b, 4, 4, 1, 8), 2, 4).reshape(*b.shape[:-1], 4, 16)
+    )
+
+
+# ---- codebooks
+# ------------------------------------------------------------------------------------------------
+
+
+def _entries(name: str, places: Tensor, count: int, bits: int) -> Tensor:
+    """The small numbers of codebook entries, `count` for each place: (…, n) -> (…, n, count)."""
+    from whit.nn.codebooks import codebook
+
+    book = Tensor(codebook(name)).bitcast(dtypes.uint16)
+    words = Tensor._wrap(UOp(Ops.TAKE, dtypes.uint16, (book.uop, places.cast(dtypes.int32).uop), 0))
+    return words.cast(dtypes.uint32).unsqueeze(-1).rshift(_steps(count, bits, 0)) & ((1 << bits) - 1)
+
+
+def _grid2(c: Tensor) -> Tensor:
+    """0, 1, 2 -> 8, 25, 43."""
+    return _number(c * 17 + c.rshift(1) + 8)
+
+
+def _signs(bits: Tensor) -> Tensor:
+    """Bytes, one bit a number -> -1.0 where it is set: (…, n) -> (…, n, 8)."""
+    return _where(bits.cast(dtypes.uint32).unsqueeze(-1).rshift(_steps(8, 1, 0)) & 1 == 0, 1.0, -1.0)
+
+
+def _even_signs(seven: Tensor) -> Tensor:
+    """Seven bits, and an eighth that makes the number of set ones even."""
+    folded = seven ^ seven.rshift(4)
+    folded = folded ^ folded.rshift(2)
+    return _signs(seven | ((folded ^ folded.rshift(1)) & 1).lshift(7))
+
+
+def _scaled(scale: Tensor, values: Tensor, signs: Tensor) -> Tensor:
+    """scale (…, blocks, groups) * values * signs, both (…, blocks, n, m); as (…, blocks, 256)."""
+    groups = scale.shape[-1]
+    values, signs = (t.reshape(*scale.shape, 256 // groups) for t in (values, signs))
+    return scale.unsqueeze(-1) * values * signs
+
+
+def _iq2_xxs(b: Tensor) -> Tensor:
+    """Eight groups: four places; a word of four signs of seven bits and a scale of four."""
+    words = b[..., 2:66].bitcast(dtypes.uint32).reshape(*b.shape[:-1], 8, 2)
+    first, second = words[..., 0], words[..., 1]
+    scale = _half(b, 0) * (_number(second.rshift(28)) + 0.5) * 0.25
+    values = _grid2(_entries("IQ2_XXS", _run(first, 4, 8), 8, 2))
+    return _scaled(scale, values, _even_signs(_run(second, 4, 7)))
+
+
+def _iq2_xs(b: Tensor) -> Tensor:
+    """Words of a place (nine bits) and signs; a scale of four bits for two of them."""
+    words = _word(b, 2, 32, dtypes.uint16)
+    scale = _half(b, 0) * (_number(_run(_bytes(b, 66, 8), 2, 4)) + 0.5) * 0.25
+    return _scaled(scale, _grid2(_entries("IQ2_XS", words & 511, 8, 2)), _even_signs(words.rshift(9)))
+
+
+def _iq2_s(b: Tensor) -> Tensor:
+    """Places of ten bits, the upper two in bytes of their own; signs as bytes."""
+    places = _bytes(b, 2, 32).cast(dtypes.uint32) | _run(_bytes(b, 66, 8), 4, 2).lshift(8)
+    scale = _half(b, 0) * (_number(_run(_bytes(b, 74, 8), 2, 4)) + 0.5) * 0.25
+    return _scaled(scale, _grid2(_entries("IQ2_S", places, 8, 2)), _signs(_bytes(b, 34, 32)))
+
+
+def _iq3_xxs(b: Tensor) -> Tensor:
+    """64 places of four numbers each; words as in IQ2_XXS."""
+    words = _word(b, 66, 8, dtypes.uint32)
+    scale = _half(b, 0) * (_number(words.rshift(28)) + 0.5) * 0.5
+    c = _entries("IQ3_XXS", _bytes(b, 2, 64), 4, 3)
+    values = _number(c * 8 + _where(c == 7, 6, 4).cast(dtypes.uint32))
+    return _scaled(scale, values, _even_signs(_run(words, 4, 7)))
+
+
+def _iq3_s(b: Tensor) -> Tensor:
+    places = _bytes(b, 2, 64).cast(dtypes.uint32) | _run(_bytes(b, 66, 8), 8, 1).lshift(8)
+    scale = _half(b, 0) * _number(_run(_bytes(b, 106, 4), 2, 4) * 2 + 1)
+    values = _number(_entries("IQ3_S", places, 4, 3) * 2 + 1)
+    return _scaled(scale, values, _signs(_bytes(b, 74, 32)))
+
+
+def _iq1(scale: Tensor, places: Tensor, minus: Any) -> Tensor:
+    """scale * (c - 1 + delta): an eighth is added, or subtracted where `minus` holds, for each entry."""
+    values = _number(_entries("IQ1", places, 8, 2), 1)  # (…, blocks, 32, 8)
+    delta = _where(minus, -0.125, 0.125).reshape(*places.shape[:-1], -1, 1)
+    delta = delta.expand(*places.shape[:-1], delta.shape[-2], 32 // delta.shape[-2]).reshape(*places.shape, 1)
+    values = (values + delta).reshape(*scale.shape, 256 // scale.shape[-1])
+    return scale.unsqueeze(-1) * values
+
+
+def _iq1_s(b: Tensor) -> Tensor:
+    """Eight words: upper three bits of four places, a scale of three bits, the sign of delta."""
+    words = _word(b, 34, 8, dtypes.uint16)
+    scale = _half(b, 0) * _number((words.rshift(12) & 7) * 2 + 1)
+    places = _bytes(b, 2, 32).cast(dtypes.uint32) | _run(words, 4, 3).lshift(8)
+    return _iq1(scale, places, words.rshift(15) != 0)
+
+
+def _iq1_m(b: Tensor) -> Tensor:
+    """Four words of four scales of three bits; their upper nibbles are the block's scale, a half."""
+    words = _word(b, 48, 4, dtypes.uint16)
+    top = words.rshift(12)
+    bits = top[..., 0:1] | top[..., 1:2].lshift(4) | top[..., 2:3].lshift(8) | top[..., 3:4].lshift(12)
+    half = bits.cast(dtypes.uint16).bitcast(dtypes.float16).cast(dtypes.float32)
+    scale = half * _number(_run(words, 4, 3) * 2 + 1)
+    upper = _run(_bytes(b, 32, 16), 2, 4)
+    places = _bytes(b, 0, 32).cast(dtypes.uint32) | (upper & 7).lshift(8)
+    return _iq1(scale, places, upper & 8 != 0)
+
+
 _DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
-    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0,
+    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q8_1": _q8_1,
+    "Q1_0": _q1_0, "Q2_0": _q2_0, "Q8_K": _q8_k,
     "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
+    "TQ1_0": _tq1_0, "TQ2_0": _tq2_0, "MXFP4": _mxfp4, "NVFP4": _nvfp4, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs,
+    "IQ2_XXS": _iq2_xxs, "IQ2_XS": _iq2_xs, "IQ2_S": _iq2_s, "IQ3_XXS": _iq3_xxs, "IQ3_S": _iq3_s,
+    "IQ1_S": _iq1_s, "IQ1_M": _iq1_m,
 }  # fmt: skip
