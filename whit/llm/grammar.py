@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from whit.helpers import ArgumentError, WhitError
+from whit.llm.vocabulary import CONTROL, UNKNOWN
 
 if TYPE_CHECKING:
     import numpy as np
@@ -121,7 +122,11 @@ class _Tokens:
     def __init__(self, tokenizer: Vocabulary, size: int, end: int) -> None:
         self.eos_token_id, self.bos_token_id = end, None
         known = min(size, tokenizer.vocab_size)
-        self.tokens = [tokenizer.token_bytes(id) for id in range(known)] + [b""] * (size - known)
+        # control tokens have a name, which a string in JSON could hold, but they are no text: never allowed
+        kinds = getattr(getattr(tokenizer, "vocabulary", None), "kinds", ())
+        hidden = {id for id, kind in enumerate(kinds) if kind in (CONTROL, UNKNOWN)}
+        self.tokens = [b"" if id in hidden else tokenizer.token_bytes(id) for id in range(known)]
+        self.tokens += [b""] * (size - known)
         self.special_token_ids = sorted(tokenizer.end_ids)
         self._numbers = {text: id for id, text in reversed(list(enumerate(self.tokens))) if text}
         self._longest = max(map(len, self.tokens), default=1)
