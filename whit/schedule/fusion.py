@@ -60,6 +60,7 @@ KERNEL_WORK, MOST_PLACES = 400.0, 8
 DEAR = 64.0  # what costs as much in outer loops has a reduction in it
 CHEAP = 50.0  # what reads no memory and costs less is always computed where it is wanted
 FAR_AWAY = 100  # elements of values between a home and what it might share with another
+FAR_REACH = 4 * FAR_AWAY  # values that are looked at to find what is near
 MOST_SHARED = 16  # shared values below another that are told apart
 # bytes that a value may take in scratch for one row; a tile of rows then stays in the second cache
 SCRATCH_ROW = 1 << 16
@@ -251,7 +252,7 @@ class Costs:
         self.products: dict[UOp, float] = {}  # values with contractions in them: the length of the longest
         self.feeds_product: set[UOp] = set()  # values of which a contraction is made by elementwise steps
         self.large: dict[UOp, frozenset[UOp]] = {}  # of `large_below`
-        # such a value -> the numbers and nodes of the homes that it is below of
+        # such a value -> the numbers and nodes of the homes that reach it
         self.above: dict[UOp, list[tuple[int, UOp]]] = {}
         self.outer_places: dict[
             tuple[UOp, Place, frozenset[UOp]], frozenset[tuple[UOp, tuple[UOp | None, ...]]]
@@ -433,7 +434,7 @@ def decide(root: UOp, outputs: dict[UOp, str]) -> Fusion:
                 places = {(id(home), place): home}
             else:
                 home = fusion.homes[node] = Home(node, reason)
-                for large in costs.large_below(node):
+                for large in _reached(node, costs):
                     costs.above.setdefault(large, []).append((len(fusion.homes), node))
                 places = {(id(home), home.place): home}
             if op is Ops.COPY:
@@ -566,7 +567,8 @@ def _find_companion(node: UOp, costs: Costs, fusion: Fusion) -> tuple[Home, Plac
     if not shared or node.op in (Ops.STORE, Ops.COPY) or node.ndim < 2:
         return None
     alone, last = Home(node, ""), node.ndim - 1
-    for _, other in sorted({pair for large in shared for pair in costs.above.get(large, ())}, key=_number):
+    near = shared & _reached(node, costs)
+    for _, other in sorted({pair for large in near for pair in costs.above.get(large, ())}, key=_number):
         home = fusion.homes[other]
         if home.node.op in (Ops.STORE, Ops.COPY) or other.device != node.device or other.ndim != node.ndim:
             continue
@@ -622,6 +624,24 @@ def _outer_places(
             break
     result = costs.outer_places[node, start, wanted] = frozenset(found)
     return result
+
+
+def _reached(node: UOp, costs: Costs) -> frozenset[UOp]:
+    """Of the large values below a node those that its kernel could fill scratch with: in a deep network what
+    the first layers have made is below everything, far away."""
+    large = costs.large_below(node)
+    top = node
+    while top.op in _VIEWS:
+        top = top.src[0]
+    stack, seen = [node], {node}
+    for part in stack:  # grows meanwhile: the nearest first
+        leads_on = part.op.is_elementwise or part.op.is_movement or part.op in _STEPS
+        ends = part in costs.contractions and part is not node and part is not top
+        if leads_on and not ends and len(stack) < FAR_REACH and costs.large_below(part):
+            new = [source for source in dict.fromkeys(part.src) if source not in seen]
+            seen.update(new)
+            stack += new
+    return large & seen
 
 
 def _is_far(node: UOp, stop: Callable[[UOp], bool]) -> bool:
