@@ -105,7 +105,8 @@ def test_the_reference_reads_what_we_write(tmp_path: Path) -> None:
     blocks = gguf.quants.quantize(weights, gguf.GGMLQuantizationType.Q4_0)
     metadata = {
         "general.architecture": "llama", "small": 3, "negative": -3, "large": 1 << 40,
-        "lowest": -(1 << 40), "float": 0.5, "yes": True, "typed": Value("u8", 7), "texts": TEXTS, "ints": [1, -2],
+        "lowest": -(1 << 40), "float": 0.5, "yes": True, "typed": Value("u8", 7), "texts": TEXTS,
+        "ints": [1, -2],
         "floats": [1.0, 2], "array": np.array([1.5, 2.5], np.float32),
     }  # fmt: skip
     tensors = {
