@@ -287,13 +287,13 @@ def test_tools_stay_out_when_none_may_be_called(client: openai.OpenAI, engine: F
 
 
 def test_reasoning_and_calls_of_the_model() -> None:
-    with running(parser=TaggedParser) as address:
+    with running(parser=lambda tools, thinking: TaggedParser()) as address:
         client = openai.OpenAI(base_url=address + "/v1", api_key="x", max_retries=0)
         answer = ask(client, "<think>hm</think>yes")
         # the fake says it in capitals, and tags are written small
         assert answer.choices[0].message.content == "<THINK>HM</THINK>YES"
     engine = FakeEngine(lambda prompt, params: '<think>hm</think>{"call": "weather"}')
-    with running(engine, parser=TaggedParser) as address:
+    with running(engine, parser=lambda tools, thinking: TaggedParser()) as address:
         client = openai.OpenAI(base_url=address + "/v1", api_key="x", max_retries=0)
         answer = ask(client, tools=[TOOL])
         message = answer.choices[0].message

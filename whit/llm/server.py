@@ -569,8 +569,9 @@ def serve(
     cors: Sequence[str] = (),
     hosts: Sequence[str] = (),
     log_level: str = "warning",
+    at_end: Callable[[], None] | None = None,
 ) -> None:
-    """Answer requests until SIGTERM or SIGINT, then end cleanly. The engine is closed at the end."""
+    """Answer requests until SIGTERM or SIGINT, then end cleanly: `at_end` is called and the engine closed."""
     limits = limits or Limits()
     config = uvicorn.Config(
         application(service, keys=keys, limits=limits, cors=cors, hosts=hosts),
@@ -584,5 +585,7 @@ def serve(
     )
     try:
         _Process(config, service, limits.grace).run(sockets=[listener])
+        if at_end is not None:
+            at_end()
     finally:
         service.engine.close()

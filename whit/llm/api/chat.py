@@ -34,7 +34,19 @@ from whit.llm.api.options import (
     sampling,
     schema_of,
 )
-from whit.llm.api.service import Answer, ForcedCall, Lines, Parser, Piece, Service, Step, drop, gather, merged
+from whit.llm.api.service import (
+    Answer,
+    ForcedCall,
+    Lines,
+    Parser,
+    Piece,
+    PlainParser,
+    Service,
+    Step,
+    drop,
+    gather,
+    merged,
+)
 from whit.llm.engine import Request, Usage
 
 EFFORT = choice("none", "minimal", "low", "medium", "high", "xhigh")
@@ -89,10 +101,15 @@ class Turn:
 
     requests: list[Request]
     forced: bool
+    plain: bool  # the output has a form of its own
+    tools: list[dict[str, Any]]
+    thinking: bool
     body: dict[str, Any]
 
     def parser(self, service: Service) -> Parser:
-        return ForcedCall() if self.forced else service.parser()
+        if self.forced or self.plain:
+            return ForcedCall() if self.forced else PlainParser()
+        return service.parser(self.tools, self.thinking)
 
 
 async def begin(service: Service, body: Any) -> Turn:
@@ -117,7 +134,7 @@ async def begin(service: Service, body: Any) -> Turn:
     if "reasoning_effort" in body:
         extra.setdefault("reasoning_effort", body["reasoning_effort"])
     shown = [] if body.get("tool_choice") == "none" else tools
-    prompt = await service.prompt(messages, shown, **extra)
+    prompt, thinking = await service.prompt(messages, shown, **extra)
     params = await asyncio.to_thread(
         sampling,
         service,
@@ -127,7 +144,8 @@ async def begin(service: Service, body: Any) -> Turn:
         schema=schema,
         schema_param="tools" if force is not None else "response_format",
     )
-    return Turn(submit_all(service, prompt, params, n, "messages"), force is not None, body)
+    requests = submit_all(service, prompt, params, n, "messages")
+    return Turn(requests, force is not None, schema is not None, shown, thinking, body)
 
 
 def submit_all(service: Service, prompt: list[int], params: Any, n: int, param: str) -> list[Request]:

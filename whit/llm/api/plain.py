@@ -91,7 +91,7 @@ async def tokenize(service: Service, body: Any) -> dict[str, Any]:
             code="missing_required_parameter" if not given else "invalid_value",
         )
     if "messages" in body:
-        tokens = await service.prompt(
+        tokens, _ = await service.prompt(
             for_template(body["messages"], "messages", service.images), body.get("tools", [])
         )
     else:

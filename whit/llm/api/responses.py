@@ -304,11 +304,15 @@ class Turn:
     conversation: list[Message]
     forced: bool
     plain: bool
+    tools: list[dict[str, Any]]
+    thinking: bool
     id: str = field(default_factory=lambda: "resp_" + secrets.token_hex(20))
     created: int = field(default_factory=lambda: int(time.time()))
 
     def parser(self, service: Service) -> Parser:
-        return ForcedCall() if self.forced else PlainParser() if self.plain else service.parser()
+        if self.forced or self.plain:
+            return ForcedCall() if self.forced else PlainParser()
+        return service.parser(self.tools, self.thinking)
 
 
 async def begin(service: Service, shelf: Shelf, body: Any, owner: str) -> Turn:
@@ -336,7 +340,7 @@ async def begin(service: Service, shelf: Shelf, body: Any, owner: str) -> Turn:
     messages = conversation
     if "instructions" in body:  # they hold for this answer only
         messages = [{"role": "system", "content": body["instructions"]}, *conversation]
-    prompt = await service.prompt(messages, shown, **extra)
+    prompt, thinking = await service.prompt(messages, shown, **extra)
     params = await asyncio.to_thread(
         sampling,
         service,
@@ -347,7 +351,8 @@ async def begin(service: Service, shelf: Shelf, body: Any, owner: str) -> Turn:
         schema_param="tools" if force is not None else "text.format",
     )
     request = service.submit(prompt, params, "input")
-    return Turn(request, body, owner, items, conversation, force is not None, schema is not None)
+    forced, plain = force is not None, schema is not None
+    return Turn(request, body, owner, items, conversation, forced, plain, shown, thinking)
 
 
 def _function(tool: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from whit.helpers import ArgumentError, WhitError
 from whit.llm.api.errors import ApiError
+from whit.llm.chat import thinking_open
 from whit.llm.engine import Engine, EngineBusy, EngineClosed, Event, Request, Usage
 from whit.llm.sampling import SamplingParams
 
@@ -193,9 +194,10 @@ class Answer:
 class Service:
     """A model behind the endpoints.
 
-    template: None for a model that only completes text. parser: makes a parser of the model's own format of
-    tool calls and reasoning. grammar: makes a grammar of a JSON schema (True: any object). images: "refuse"
-    or "note". max_tokens: the most that a request may write.
+    template: None for a model that only completes text. parser: makes a parser of the model's own format,
+    given the tools, and whether the prompt ends inside of reasoning. bos: the token that prompts begin with.
+    grammar: makes a grammar of a JSON schema (True: any object). images: "refuse" or "note". max_tokens: the
+    most that a request may write.
     """
 
     def __init__(
@@ -206,7 +208,8 @@ class Service:
         name: str,
         created: int = 0,
         template: Template | None = None,
-        parser: Callable[[], Parser] = PlainParser,
+        parser: Callable[[list[dict[str, Any]], bool], Parser] = lambda tools, thinking: PlainParser(),
+        bos: int | None = None,
         grammar: Callable[[Any], Any] | None = None,
         encoder: Encoder | None = None,
         encoder_name: str = "",
@@ -215,7 +218,7 @@ class Service:
         max_choices: int = 16,
     ) -> None:
         self.engine, self.tokenizer, self.template, self.parser = engine, tokenizer, template, parser
-        self.name, self.created, self.images = name, created, images
+        self.name, self.created, self.images, self.bos = name, created, images, bos
         self.encoder, self.encoder_name = encoder, encoder_name
         self._grammar, self.max_tokens, self.max_choices = grammar, max_tokens, max_choices
         self.closing = False
@@ -283,8 +286,9 @@ class Service:
 
     async def prompt(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **extra: Any
-    ) -> list[int]:
-        """The tokens of a conversation, computed in a thread: other answers go on meanwhile."""
+    ) -> tuple[list[int], bool]:
+        """The tokens of a conversation, and whether they end inside of reasoning. Computed in a thread: other
+        answers go on meanwhile."""
         if self.template is None:
             raise ApiError(
                 f"the model {self.name!r} cannot chat",
@@ -301,7 +305,7 @@ class Service:
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]],
         extra: dict[str, Any],
-    ) -> list[int]:
+    ) -> tuple[list[int], bool]:
         try:
             text = template.render(messages, tools=tools or None, add_generation_prompt=True, **extra)
         except WhitError as error:
@@ -312,7 +316,10 @@ class Service:
                 param="messages",
                 code="template_error",
             ) from None
-        return self.tokenizer.encode(text, special=True, bos=False)
+        tokens = self.tokenizer.encode(text, special=True, bos=False)
+        if self.bos is not None and tokens[:1] != [self.bos]:
+            tokens.insert(0, self.bos)
+        return tokens, thinking_open(text)
 
     async def encode(self, text: str, *, special: bool = True, bos: bool | None = None) -> list[int]:
         """The tokens of a text, computed in a thread."""
