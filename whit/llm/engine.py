@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from whit.tensor import Tensor
 
 T = TypeVar("T")
+_WIDTHS = (1, 8, 32)  # numbers of tokens that short pieces of a prompt are padded to
+_GUESSED = (4, 8, 16)  # the same where guesses are checked
 
 
 class EngineBusy(WhitError, RuntimeError):
@@ -73,7 +75,7 @@ class Model(Protocol):
         every: bool = False,
     ) -> Tensor:
         """Read `tokens` (B, T) into the cache: row b at positions start[b] … of sequence slots[b]. Logits
-        (B, V) of the tokens number last[b] (the last); with `every` (B, T, V) of all."""
+        (B, V) of the tokens number last[b] (what follows is padding); with `every` (B, T, V) of all."""
         ...
 
 
@@ -465,6 +467,12 @@ class Engine:
         for slot in self._busy():
             if _work(slot).request.cancelled:
                 self._finish(slot, "cancelled")
+        with self._changed:
+            cancelled = [request for request in self._waiting if request.cancelled]
+            for request in cancelled:
+                self._waiting.remove(request)
+        for request in cancelled:
+            self._drop(request)
         self._admit()
         self._read()
         self._write()
@@ -493,17 +501,11 @@ class Engine:
     # ---- taking in
 
     def _admit(self) -> None:
-        """Give waiting requests the free slots."""
-        while self._waiting:
-            cancelled = self._waiting[0].cancelled
-            if not (cancelled or self._table.free):
-                return
+        """Give waiting requests the free slots, first come first served."""
+        while self._waiting and self._table.free:
             with self._changed:
                 request = self._waiting.popleft()
-            if cancelled:
-                self._drop(request)
-            else:
-                self._start(request)
+            self._start(request)
 
     def _start(self, request: Request) -> None:
         params, tokenizer = request.params, self.tokenizer
@@ -526,12 +528,14 @@ class Engine:
     # ---- reading prompts
 
     def _read(self) -> None:
-        """Read one chunk of the prompt that came first; its last chunk gives the first token."""
+        """Read one chunk of a prompt, in turns: a short one does not wait for all of a long one. Its last
+        chunk gives the first token."""
         waiting = [slot for slot in self._busy() if _work(slot).reading]
         if not waiting:
             return
-        slot = min(waiting, key=lambda slot: _work(slot).request.id)
+        slot = min(waiting, key=lambda slot: (_work(slot).turns, _work(slot).request.id))
         work = _work(slot)
+        work.turns += 1
         began = time.perf_counter()
         shared = self._table.share(slot, work.pending)
         del work.pending[:shared]
@@ -551,7 +555,7 @@ class Engine:
         would be mostly padding is cut in two."""
         count = min(count, self.chunk)
         whole = 1 << (count.bit_length() - 1)
-        return count if count == whole or count > whole * 3 // 2 or count < 16 else whole
+        return count if count == whole or count > whole * 3 // 2 or count <= _WIDTHS[-1] else whole
 
     # ---- writing
 
@@ -624,12 +628,16 @@ class Engine:
         work.guesses = min(2 * work.guesses + 1, MOST) if right == len(guesses) else max(right, 1)
 
     def _forward(self, slots: list[Slot], parts: list[list[int]], every: bool = False) -> Tensor:
+        """Read tokens into slots; logits of each one's last, or with `every` of all."""
+        count = len(parts[0])
+        # few widths: each has kernels and a plan of its own
+        width = next((width for width in (_GUESSED if every else _WIDTHS) if width >= count), count)
         logits = self.model.forward(
-            parts,
+            [[*part, *[0] * (width - count)] for part in parts],
             [len(slot.tokens) for slot in slots],
             self._cache,
             [slot.index for slot in slots],
-            [len(part) - 1 for part in parts],
+            [count - 1] * len(parts),
             every=every,
         )
         for slot, part in zip(slots, parts):

@@ -32,6 +32,7 @@ class Work:
     written: int = 0
     cached: int = 0
     guesses: int = 3  # how many tokens are guessed at once
+    turns: int = 0  # pieces of the prompt that were read
 
     @property
     def reading(self) -> bool:
