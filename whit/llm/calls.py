@@ -167,6 +167,8 @@ def pair_calls(body: str, schemas: Schemas) -> list[Call] | None:
     """`name`, then `<arg_key>key</arg_key><arg_value>value</arg_value>` …"""
     name, mark, rest = body.strip().partition("<arg_key>")
     pairs = _PAIR.findall(mark + rest)
+    if not pairs and name.strip() not in schemas:  # a word alone
+        return None
     if not re.fullmatch(r"[\w.-]+\s*", name) or _PAIR.sub("", mark + rest).strip():
         return None
     call = make(name, _values(pairs, schemas.get(name.strip(), {})))

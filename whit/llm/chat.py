@@ -33,9 +33,11 @@ _GEMMA = """{{ bos_token }}{%- set first = '' -%}
 {%- endif -%}
 {%- for message in messages -%}
 {%- set role = {'assistant': 'model', 'tool': 'user'}.get(message.role, message.role) -%}
-{{- '<start_of_turn>' + role + '\\n' + (first if loop.first else '') + message.content | trim + '<end_of_turn>\\n' -}}
+{{- '<start_of_turn>' + role + '\\n' + (first if loop.first else '') + message.content | trim
+ + '<end_of_turn>\\n' -}}
 {%- endfor -%}
-{%- if not messages and first -%}{{- '<start_of_turn>user\\n' + first | trim + '<end_of_turn>\\n' -}}{%- endif -%}
+{%- if not messages and first -%}{{- '<start_of_turn>user\\n' + first | trim
+ + '<end_of_turn>\\n' -}}{%- endif -%}
 {%- if add_generation_prompt -%}{{- '<start_of_turn>model\\n' -}}{%- endif -%}"""
 
 _CHATML = """{%- for message in messages -%}
@@ -50,13 +52,15 @@ _LLAMA2 = """{%- set first = '' -%}
 {%- endif -%}
 {%- for message in messages -%}
 {%- if message.role == 'assistant' -%}{{- ' ' + message.content | trim + ' ' + eos_token -}}
-{%- else -%}{{- bos_token + '[INST] ' + (first if loop.first else '') + message.content | trim + ' [/INST]' -}}
+{%- else -%}{{- bos_token + '[INST] ' + (first if loop.first else '') + message.content | trim
+ + ' [/INST]' -}}
 {%- endif -%}
 {%- endfor -%}"""
 
 _LLAMA3 = """{{- bos_token -}}
 {%- for message in messages -%}
-{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim + '<|eot_id|>' -}}
+{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim
+ + '<|eot_id|>' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}{%- endif -%}"""
 

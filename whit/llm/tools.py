@@ -295,6 +295,7 @@ class _Tagged(_Machine):
         self.buffer = ""
         self.seen = 0  # of the buffer, in a block: where to look for its end
         self.block = next((b for b in blocks if b.reader is None), None) if thinking else None
+        self.reopened = self.block is not None
         self.json: JsonEnd | None = None
         self.bare = bare and self.block is None  # nothing but white space has come yet
 
@@ -327,7 +328,11 @@ class _Tagged(_Machine):
         return True
 
     def step_reasoning(self, block: Block) -> bool:
-        self.buffer = self.buffer.removeprefix(block.open) if self.out.fresh["reasoning"] else self.buffer
+        if self.reopened:  # the prompt has opened the block, and the model may do so again
+            rest = self.buffer.lstrip()
+            if len(rest) < len(block.open) and block.open.startswith(rest):
+                return False
+            self.buffer, self.reopened = rest.removeprefix(block.open), False
         at, mark = first_mark(self.buffer, [block.close])
         self.out.text("reasoning", self.buffer[:at])
         self.buffer = self.buffer[at + len(mark) :]
@@ -390,7 +395,8 @@ class _Tagged(_Machine):
 
     def step_bare(self) -> bool:
         """At the very beginning: JSON of a call without any mark, or something else."""
-        start = len(self.buffer) - len(self.buffer.lstrip())
+        # between calls there may be more than blanks
+        start = len(self.buffer) - len(self.buffer.lstrip(" \t\r\n;," if self.out.calls else None))
         if start == len(self.buffer):
             return False
         if self.buffer[start] not in "{[":
@@ -413,7 +419,7 @@ class _Tagged(_Machine):
             return
         for call in calls:
             self.out.call(call)
-        self.buffer = self.buffer[end:].lstrip(" \t\r\n;,")
+        self.buffer = self.buffer[end:]
 
     def finish(self) -> None:
         """Blocks that were never closed are read as far as they came."""
@@ -483,10 +489,13 @@ class _Harmony(_Machine):
             self.raw += text
         elif self.place == "body":
             self.out.text(self.kind, text)
-        else:  # a message without a header: plain content, as long as none begins
+        else:  # a message without a header: plain content, as soon as none can begin
             self.header += text
-            if not self.header.lstrip().startswith(("assistant", " to=", "to=")[: 3 if self.tools else 1]):
+            start = self.header.lstrip()
+            if "\n" in start or not any(w.startswith(start) or start.startswith(w) for w in ("assistant", "to=")):
                 self.flush_start()
+                self.place = "body"
+                self.kind = "content"
 
     def flush_start(self) -> None:
         self.out.text("content", self.header)

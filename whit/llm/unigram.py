@@ -7,8 +7,8 @@ The table is a trie of UTF-8 bytes packed as a "double array": from node `n` byt
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
+from itertools import pairwise
 
 from whit.helpers import FileFormatError
 from whit.llm.merges import SPACE
@@ -17,7 +17,7 @@ from whit.llm.vocabulary import Vocabulary, refuse
 
 def normalizer(vocabulary: Vocabulary) -> Callable[[str], str]:
     """A function from text to its normal form."""
-    replace = _Replacements(read_charsmap(vocabulary.charsmap)).apply
+    replace = _Replacements(vocabulary.charsmap).apply
 
     def normalize(text: str) -> str:
         text = replace(text)
@@ -31,84 +31,92 @@ def normalizer(vocabulary: Vocabulary) -> Callable[[str], str]:
 
 
 class _Replacements:
-    """Replaces keys of a table by their values, at each place the longest key that fits."""
+    """Replaces keys of a table by their values, at each place the longest key that fits. The table is walked
+    when a character or a pair of characters is met for the first time."""
 
-    def __init__(self, table: dict[str, str]) -> None:
-        self.table = table
-        self.single = str.maketrans({key: value for key, value in table.items() if len(key) == 1})
-        longer = [key for key in table if len(key) > 1]
-        self.longest = max(map(len, table), default=0)
-        # long keys are a letter with marks: where none of the second characters is, each character goes by
-        # itself
-        seconds = sorted({key[1] for key in longer})
-        self.seconds = re.compile("[" + "".join(map(re.escape, seconds)) + "]") if seconds else None
+    def __init__(self, data: bytes) -> None:
+        size = int.from_bytes(data[:4], "little")
+        if data and (size % 4 or size < 4 or size + 4 >= len(data)):
+            raise _damaged("it ends too early")
+        self.nodes = memoryview(data)[4 : 4 + size].cast("I") if data else None
+        self.values = data[4 + size :]
+        self.single = _Singles(self)
+        self.joined: dict[tuple[str, str], bool] = {}  # whether a key goes on from one character to the next
 
     def apply(self, text: str) -> str:
         """The text with everything replaced."""
-        if self.seconds is None or self.seconds.search(text) is None:
+        if self.nodes is None:
+            return text
+        pairs = set(pairwise(text))
+        joined = {pair for pair in pairs if self._joins(pair)}
+        if not joined:
             return text.translate(self.single)
-        found, at = [], 0
-        for place in self.seconds.finditer(text):
-            start = place.start() - 1  # a long key may begin here; before, none does
-            if start < at:
-                continue
-            found.append(text[at:start].translate(self.single))
-            size = self._size(text, start)
-            found.append(self.table.get(text[start : start + size], text[start : start + size]))
-            at = start + size
-        return "".join(found) + text[at:].translate(self.single)
+        found, done = [], 0
+        for at, pair in enumerate(pairwise(text)):
+            if at >= done and pair in joined:
+                size, value = self.longest(text[at : at + _LONGEST])
+                if size > 1:
+                    found += [text[done:at].translate(self.single), value]
+                    done = at + size
+        return "".join(found) + text[done:].translate(self.single)
 
-    def _size(self, text: str, start: int) -> int:
-        """The length of the longest key at a place, 1 if there is none."""
-        for size in range(min(self.longest, len(text) - start), 1, -1):
-            if text[start : start + size] in self.table:
-                return size
-        return 1
+    def _joins(self, pair: tuple[str, str]) -> bool:
+        found = self.joined.get(pair)
+        if found is None:
+            found = self.joined[pair] = self._walk("".join(pair).encode())[0] > len(pair[0].encode())
+        return found
+
+    def longest(self, text: str) -> tuple[int, str]:
+        """The length in characters of the longest key that a text begins with, and its value; (0, "") if there
+        is none."""
+        raw = text.encode()
+        _, size, value = self._walk(raw)
+        if not size:
+            return 0, ""
+        return len(raw[:size].decode("utf-8", "replace")), self._value(value)
+
+    def _walk(self, raw: bytes) -> tuple[int, int, int]:
+        """Follow the trie: the bytes that it has, those of the longest key, where that key's value stands."""
+        nodes = self.nodes
+        assert nodes is not None, "there is a table"
+        node, size, value = _step(0, nodes[0]), 0, 0
+        for depth, byte in enumerate(raw):
+            node ^= byte
+            if byte == 0 or node >= len(nodes) or nodes[node] & 0x800000FF != byte:
+                return depth, size, value
+            packed = nodes[node]
+            node = _step(node, packed)
+            if packed >> 8 & 1:
+                if node >= len(nodes):
+                    raise _damaged("a node lies outside of it")
+                size, value = depth + 1, nodes[node] & 0x7FFFFFFF
+        return len(raw), size, value
+
+    def _value(self, start: int) -> str:
+        end = self.values.find(b"\0", start)
+        if start >= len(self.values) or end < 0:
+            raise _damaged("a replacement lies outside of it")
+        return self.values[start:end].decode("utf-8", "replace")
 
 
-def read_charsmap(data: bytes) -> dict[str, str]:
-    """The table as a dict. FileFormatError if it is damaged."""
-    if not data:
-        return {}
-    import numpy as np
+class _Singles(dict[int, str]):
+    """What each character becomes, for `str.translate`."""
 
-    size = int.from_bytes(data[:4], "little")
-    if size % 4 or size + 4 >= len(data):
-        raise _damaged("it ends too early")
-    nodes = np.frombuffer(data, np.uint32, size // 4, 4).astype(np.int64)
-    texts, keys = data[4 + size :], {}
-    labels = np.arange(1, 256)
-    level: list[tuple[int, bytes]] = [(_step(0, int(nodes[0])), b"")]
-    while level:
-        below: list[tuple[int, bytes]] = []
-        for node, key in level:
-            places = node ^ labels
-            places = places[places < len(nodes)]
-            for place in places[nodes[places] & 0x800000FF == places ^ node].tolist():
-                packed, longer = int(nodes[place]), key + bytes([place ^ node])
-                target = _step(place, packed)
-                if packed >> 8 & 1:
-                    keys[longer] = _value(texts, nodes, target)
-                below.append((target, longer))
-        if len(below) > len(nodes) or (below and len(below[0][1]) > 64):
-            raise _damaged("its nodes form a circle")
-        level = below
-    return {key.decode("utf-8", "replace"): value for key, value in keys.items()}
+    def __init__(self, owner: _Replacements) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def __missing__(self, code: int) -> str:
+        size, value = self.owner.longest(chr(code))
+        self[code] = value if size else chr(code)
+        return self[code]
+
+
+_LONGEST = 64  # characters of a key
 
 
 def _step(node: int, packed: int) -> int:
     return node ^ (packed >> 10 << (packed >> 6 & 8))
-
-
-def _value(texts: bytes, nodes: object, target: int) -> str:
-    import numpy as np
-
-    assert isinstance(nodes, np.ndarray)
-    start = int(nodes[target]) & 0x7FFFFFFF if target < len(nodes) else len(texts)
-    end = texts.find(b"\0", start)
-    if start >= len(texts) or end < 0:
-        raise _damaged("a replacement lies outside of it")
-    return texts[start:end].decode("utf-8", "replace")
 
 
 def _damaged(because: str) -> FileFormatError:
