@@ -43,6 +43,7 @@ from whit.uop import AxisType, UOp
 
 THREAD_WORK = 50_000  # operations and elements below which a second thread costs more than it brings
 TASK_WORK = 20_000  # the least work of one task
+LARGE_TASK = 1_000_000  # work of which a task is large enough that more of them cost nothing
 SHORT = 8  # vectors of a ragged axis that is all in the tile
 PADDED = 0.05  # share of the threads' time that an even split by padding must bring
 MOST_SIDE_BY_SIDE = 96  # instructions of several vectors of a sum: more fill no gaps and take registers
@@ -288,21 +289,25 @@ def swap(k: Kernel, first: int, second: int) -> bool:
 
 
 def thread(k: Kernel, work: float) -> None:
-    """Cut the outermost loop, or the best one brought there, into tasks."""
+    """Cut the outermost loop, or the best one brought there, into tasks: more than threads, which take one
+    after another, so that one that others of the machine slow down holds up nothing."""
     threads = k.target.threads
     loops = [a for a in k.table.of_type(AxisType.LOOP) if isinstance(a.size, int) and a.size > 1]
     loops = [a for a in loops if all(end in a.owners for end in k.table.ast.src)]
     if threads < 2 or work < THREAD_WORK or not loops:
         return
     most = max(threads, min(int(work / TASK_WORK), 16 * threads))
-    choices = [(_balance(tasks, threads), axis, tasks) for axis in loops for tasks in [_tasks(k, axis, most)]]
+    choices = [(_balance(n, threads), axis, n) for axis in loops for n in [_tasks(k, axis, most)]]
     choices += [choice for axis in loops for choice in _padded(k, axis, most)]
     for _, axis, tasks in sorted(choices, key=lambda c: (-c[0], c[1].number)):
         first = k.table.of_type(AxisType.LOOP)[0]
         if tasks > 1 and (first is axis or swap(k, first.number, axis.number)):
-            if k.size(axis.number) % tasks:  # SWAP has given it the number of the outermost place
-                k.apply(OptKind.PADTO, axis.number, tasks)
-            k.apply(OptKind.THREAD, k.loops()[0], tasks)
+            place = k.loops()[0]  # SWAP has given the axis the number of the outermost one
+            if k.size(place) % tasks:
+                k.apply(OptKind.PADTO, place, tasks)
+            large = min(int(work / LARGE_TASK), 16 * threads) // tasks
+            more = divisors(k.size(place) // tasks, max(1, large))[-1]
+            k.apply(OptKind.THREAD, place, tasks * more)
             return
 
 
