@@ -112,6 +112,15 @@ def gradients(n: int) -> list[Tensor]:
     return x.sum().gradient(*weights)
 
 
+def perceptrons(n: int) -> list[Tensor]:
+    """Layers whose products are much larger than what they are made of, with masks from the way there."""
+    weights, biases = [leaf(64, 64) for _ in range(n)], [leaf(64) for _ in range(n)]
+    x = leaf(32, 64)
+    for weight, bias in zip(weights, biases, strict=True):
+        x = (x @ weight + bias).relu()
+    return x.sum().gradient(*weights, *biases)
+
+
 def joined(n: int) -> list[Tensor]:
     """cat of n tensors."""
     return [Tensor.cat(*[leaf(8) for _ in range(n)])]
@@ -155,8 +164,8 @@ def lines_to_schedule(make: Callable[[int], list[Tensor]], n: int) -> int:
 
 
 SCHEDULED = [(chain, 24), (functions, 16), (outputs, 24), (tree, 24), (kernels, 16), (updates, 20),
-             (writes, 24), (normalised, 6), (gradients, 3), (attention, 2), (joined, 16), (copies, 16),
-             (swaps, 8)]
+             (writes, 24), (normalised, 6), (gradients, 3), (perceptrons, 6), (attention, 2), (joined, 16),
+             (copies, 16), (swaps, 8)]
 
 
 @pytest.mark.parametrize("make, small", SCHEDULED)

@@ -60,7 +60,7 @@ KERNEL_WORK, MOST_PLACES = 400.0, 8
 DEAR = 64.0  # what costs as much in outer loops has a reduction in it
 CHEAP = 50.0  # what reads no memory and costs less is always computed where it is wanted
 FAR_AWAY = 100  # elements of values between a home and what it might share with another
-FAR_REACH = 4 * FAR_AWAY  # values that are looked at to find what is near
+FAR_REACH = 2 * FAR_AWAY  # values that are looked at to find what is near
 MOST_SHARED = 16  # shared values below another that are told apart
 # bytes that a value may take in scratch for one row; a tile of rows then stays in the second cache
 SCRATCH_ROW = 1 << 16
@@ -254,6 +254,7 @@ class Costs:
         self.large: dict[UOp, frozenset[UOp]] = {}  # of `large_below`
         # such a value -> the numbers and nodes of the homes that reach it
         self.above: dict[UOp, list[tuple[int, UOp]]] = {}
+        self.reached: dict[UOp, frozenset[UOp]] = {}  # of `_reached`
         self.outer_places: dict[
             tuple[UOp, Place, frozenset[UOp]], frozenset[tuple[UOp, tuple[UOp | None, ...]]]
         ] = {}  # of `_outer_places`
@@ -629,19 +630,23 @@ def _outer_places(
 def _reached(node: UOp, costs: Costs) -> frozenset[UOp]:
     """Of the large values below a node those that its kernel could fill scratch with: in a deep network what
     the first layers have made is below everything, far away."""
-    large = costs.large_below(node)
+    large, known = costs.large_below(node), costs.reached.get(node)
+    if known is not None or not large:
+        return known or large
     top = node
     while top.op in _VIEWS:
         top = top.src[0]
-    stack, seen = [node], {node}
+    found = {node: None}
+    stack = [node]
     for part in stack:  # grows meanwhile: the nearest first
-        leads_on = part.op.is_elementwise or part.op.is_movement or part.op in _STEPS
         ends = part in costs.contractions and part is not node and part is not top
-        if leads_on and not ends and len(stack) < FAR_REACH and costs.large_below(part):
-            new = [source for source in dict.fromkeys(part.src) if source not in seen]
-            seen.update(new)
-            stack += new
-    return large & seen
+        if not ends and (part.op.is_elementwise or part.op.is_movement or part.op in _STEPS):
+            stack += [s for s in dict.fromkeys(part.src) if s not in found and costs.large_below(s)]
+            found.update(dict.fromkeys(part.src))
+        if len(stack) > FAR_REACH:
+            break
+    result = costs.reached[node] = large & found.keys()
+    return result
 
 
 def _is_far(node: UOp, stop: Callable[[UOp], bool]) -> bool:
