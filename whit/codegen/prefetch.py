@@ -9,6 +9,11 @@ Before:  i = RANGE(4096)
            j = RANGE(64) { … LOAD(p, i*4096 + j*64); … STORE(q, …) }
 After:   the same with PREFETCH(p, i*4096 + 4096 + k*8) in the first loop
            and PREFETCH(p, i*4096 + 4608 + j*56) in the second
+
+Streams: a loop that reads a long stretch of memory once has its lines fetched some way ahead.
+
+Before:  i = RANGE(8192) { … LOAD(p, i*64) }
+After:   i = RANGE(8192) { PREFETCH(p, i*64 + 1024); … LOAD(p, i*64) }
 """
 
 from __future__ import annotations
@@ -20,6 +25,8 @@ from whit.codegen.target import Target
 from whit.uop import Ops, UOp, dtypes
 
 LEAST_ROW = 2048  # bytes: shorter rows are over before anything arrives
+AHEAD = 4096  # bytes between what a stream reads and what it fetches
+LEAST_STREAM = 1 << 17  # bytes in one go, of which what is fetched beyond the end is little
 NEAREST, SECOND = 3, 2  # the first cache, the second: the PREFETCH's arg
 LINE = 64  # bytes
 STORING = 16.0  # instructions in whose time a loop could fetch a line because it stores one past the caches
@@ -46,7 +53,8 @@ class _Body:
 
 
 def prefetch_rows(linear: UOp, target: Target) -> UOp:
-    """Add PREFETCHes to kernels with several loops over each row of a large buffer."""
+    """Add PREFETCHes to kernels with several loops over each row of a large buffer, and to those that read a
+    large buffer from one end to the other."""
     if not target.l2_bytes or not target.vector_bytes:
         return linear
     written = {u.src[0] for u in linear.src if u.op is Ops.STORE}
@@ -54,8 +62,10 @@ def prefetch_rows(linear: UOp, target: Target) -> UOp:
     for body in _bodies(linear):
         if len(body.inner) > 1:
             for memory in _read_again(body):
-                if memory not in written and memory.arg.size * memory.dtype.itemsize >= target.l2_bytes:
+                if memory not in written and _bytes(memory) >= target.l2_bytes:
                     _fetch_next(body, memory, target, added)
+        if not body.inner:
+            _fetch_ahead(body, target, added)
     if not added:
         return linear
     items: list[UOp] = []
@@ -147,6 +157,36 @@ def _fetch_next(row: _Body, memory: UOp, target: Target, added: dict[UOp, list[U
             fetch = UOp(Ops.PREFETCH, dtypes.void, (memory, place), near)
             added.setdefault(body.counter, []).append(fetch)
         at += each * body.count
+
+
+def _fetch_ahead(body: _Body, target: Target, added: dict[UOp, list[UOp]]) -> None:
+    """Have a loop fetch what it will read of large buffers, if it reads each without gaps."""
+    found: dict[UOp, list[UOp]] = {}
+    for load in body.loads:
+        found.setdefault(load.src[0], []).append(load)
+    for memory, loads in found.items():
+        terms, first = min([_sum_of(load.src[1]) for load in loads], key=lambda item: item[1])
+        size, step = memory.dtype.itemsize, terms.get(body.counter, 0)
+        places = [
+            constant - first + lane
+            for load in loads
+            for others, constant in [_sum_of(load.src[1])]
+            for lane in range(load.dtype.count if others == terms else 0)
+        ]
+        long = step * size * body.count >= LEAST_STREAM and step * size >= LINE
+        if not long or _bytes(memory) < max(target.l2_bytes, target.stream_bytes):
+            continue
+        if sorted(places) != list(range(step)):
+            continue
+        start = next(load.src[1] for load in loads if _sum_of(load.src[1])[1] == first)
+        for offset in range(0, step * size, LINE):
+            place = UOp(Ops.ADD, dtypes.index, (start, UOp.index((AHEAD + offset) // size)))
+            fetch = UOp(Ops.PREFETCH, dtypes.void, (memory, place), NEAREST)
+            added.setdefault(body.counter, []).append(fetch)
+
+
+def _bytes(memory: UOp) -> int:
+    return int(memory.arg.size * memory.dtype.itemsize)
 
 
 def _footprint(row: _Body) -> int:
