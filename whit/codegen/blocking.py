@@ -26,6 +26,13 @@ SCATTER = 10.0  # cycles to store an element by itself
 LOOP, ISSUE = 3, 3.1  # instructions of a loop itself, and how many a cycle
 ROOM = 0.5  # of the second cache that a block of packed rows takes
 NEAR, FAR = 24, 8  # bytes a cycle from the second cache, and from beyond it
+COPY_FAR = 12  # bytes a cycle that a copy reads or writes, from beyond the second cache
+ADDED = 4  # bytes a cycle of results beyond the second cache to which tiles add
+START = 150  # cycles until the first of a row arrives from beyond the second cache
+NESTED = 1.02  # how much longer a step takes whose rows are moved by several loops
+BESIDE = 0.03  # of the time: columns in several runs
+APART = 1.8  # how much longer a step takes whose rows lie in lines that few other steps read
+UNEVEN = 0.03  # of the time, if one thread gets one task: threads are never equally fast
 
 
 # ---- the choice --------------------------------------------------------------------------------------------
@@ -65,19 +72,21 @@ class Blocking:
         blocks = ceildiv(tiles_m, block)
         work = p.batches * blocks * block * tiles_n * self._tile(p, block)
         if self.pack_rows:
-            work += self._row_copies(p) * blocks * block * self.tile_m * p.folded * p.row_packing
+            packing = max(p.row_packing, 2 * p.itemsize / COPY_FAR) if p.rows_beyond else p.row_packing
+            work += self._row_copies(p) * blocks * block * self.tile_m * p.folded * packing
         if self.pack_columns:
             passes = blocks if not self.wide else self.tasks if self.shared == "m" else 1
             work += p.column_batches * passes * tiles_n * self.columns * p.folded * self._column_copy(p)
         if not p.is_near:
             work += p.elements * SCATTER * self.pieces
         threads = p.target.threads if self.tasks > 1 else 1
-        return float(work * ceildiv(self.tasks, threads) / self.tasks)
+        waiting = UNEVEN * threads / self.tasks if threads > 1 else 0.0
+        return float(work * (ceildiv(self.tasks, threads) / self.tasks + waiting / threads))
 
     def _column_copy(self, p: Product) -> float:
         """Cycles to pack an element of the columns."""
         packing = 2 * COPY if p.run and self.tile_n % p.run == 0 else p.packing
-        return max(packing, 2 * p.itemsize / FAR) if p.columns_far else packing
+        return max(packing, 2 * p.itemsize / COPY_FAR) if p.columns_far else packing
 
     def _tile(self, p: Product, block: int) -> float:
         """Cycles of one register tile."""
@@ -86,14 +95,20 @@ class Blocking:
         # a panel too large for the first cache streams from the second one for each tile of rows
         streamed = panel + strip if panel > 0.6 * p.target.l1_bytes else strip
         cycles = max(depth * self.step(p), streamed / NEAR)
-        if not self.pack_rows and (p.rows_masked or p.size_m % self.tile_m):
+        if not self.pack_rows and p.rows_masked:
             cycles *= 2.0 if p.is_near else 8.0  # each element of the rows is read under a mask
-        if not self.pack_rows and p.rows_far:
-            cycles *= 1.6
+        if not self.pack_rows and p.rows_apart:
+            cycles *= APART
+        if not self.pack_rows and p.nested:
+            cycles *= NESTED
+        if not self.pack_rows and p.rows_beyond:
+            cycles += START * self.tile_m
+        cycles *= 1 + BESIDE * (self.tile_o - 1)
         near = panel + strip * (block if self.pack_rows else 1) <= ROOM * p.target.l2_bytes
-        cycles += 0.0 if near else strip / FAR
+        cycles += 0.0 if near else max(strip, panel - ROOM * p.target.l2_bytes) / FAR
+        far = FAR if self.pieces == 1 else ADDED
         touched = p.elements * p.itemsize
-        result = self.tile_m * self.columns * p.itemsize / (FAR if touched > p.target.l2_bytes else NEAR)
+        result = self.tile_m * self.columns * p.itemsize / (far if touched > p.target.l2_bytes else NEAR)
         return float(self.pieces * (cycles + 8 + total + result * (1 if self.pieces == 1 else 2)))
 
     def step(self, p: Product) -> float:
@@ -154,7 +169,7 @@ def _variants(p: Product, tile: Blocking, pieces: bool) -> Iterator[Blocking]:
     tiles_m, tiles_n = ceildiv(p.size_m, tile.tile_m), ceildiv(p.size_n, tile.tile_n)
     threads = p.target.threads if p.work >= THREAD_WORK else 1
     for cut in _pieces(p) if pieces else [1]:
-        for block in _blocks(p, tile, cut, tiles_m):
+        for block, fits in _blocks(p, tile, cut, tiles_m):
             blocks = ceildiv(tiles_m, block) if block else 1
             for shared, tasks in _shares(p, threads, tiles_n, blocks):
                 place = bool(shared or block or len(p.outer) > (p.across is not None) or cut > 1)
@@ -164,10 +179,13 @@ def _variants(p: Product, tile: Blocking, pieces: bool) -> Iterator[Blocking]:
                     pack_rows=uses >= (1 if p.rows_odd else 3) and place,
                     pack_columns=(block or tiles_m) >= 2,
                 )  # fmt: skip
-                yield choice
+                if choice.pack_rows and not p.rows_odd:
+                    yield replace(choice, pack_rows=False)
+                if fits or not choice.pack_rows:
+                    yield choice
                 held = p.folded // cut * p.itemsize * (tile.tiles_n(p) * tile.columns + block * tile.tile_m)
                 several = blocks > (tasks if shared == "m" else 1) and (cut > 1 or bool(shared))
-                if several and choice.pack_columns and held <= p.target.scratch_bytes:
+                if several and fits and choice.pack_columns and held <= p.target.scratch_bytes:
                     yield replace(choice, wide=True)
 
 
@@ -178,16 +196,17 @@ def _pieces(p: Product) -> list[int]:
     return [1, *found[:3]]
 
 
-def _blocks(p: Product, tile: Blocking, pieces: int, tiles_m: int) -> list[int]:
-    """How many tiles of rows make a block: all, or what fits the second cache in a few sizes."""
+def _blocks(p: Product, tile: Blocking, pieces: int, tiles_m: int) -> list[tuple[int, bool]]:
+    """How many tiles of rows make a block: all (0), or what fits the second cache in a few sizes; whether
+    they fit."""
     depth = p.folded // pieces * p.itemsize
     room = min(ROOM * p.target.l2_bytes, p.target.scratch_bytes) - depth * tile.columns
     most = max(1, int(room / (depth * tile.tile_m)))
-    found = {0} if most >= tiles_m else set()
+    found: set[int] = set()
     for parts in (1, 2, 4):
         found |= {ceildiv(tiles_m, parts * p.target.threads)}
     found |= {ceildiv(tiles_m, round_up(ceildiv(tiles_m, most), p.target.threads))}
-    return sorted([b for b in found if b <= most and (1 < b < tiles_m or b == 0)])
+    return [(0, most >= tiles_m), *sorted([(b, True) for b in found if b <= most and 1 < b < tiles_m])]
 
 
 def _shares(p: Product, threads: int, tiles_n: int, blocks: int) -> list[tuple[str, int]]:
@@ -197,7 +216,9 @@ def _shares(p: Product, threads: int, tiles_n: int, blocks: int) -> list[tuple[s
     found = [("m", tasks) for tasks in (threads, 2 * threads, 4 * threads) if blocks % tasks == 0]
     if blocks > threads and ("m", blocks) not in found:
         found.append(("m", blocks))
-    found += [("n", parts * threads) for parts in (1, 2, 4) if tiles_n % (parts * threads) == 0]
+    found += [("n", parts * threads) for parts in (1, 2, 4, 8) if tiles_n % (parts * threads) == 0]
+    if tiles_n % threads and threads < tiles_n <= 16 * threads:
+        found.append(("n", tiles_n))
     if p.outer:
         size = size_of(p.outer[0]) if p.outer[0] is not p.across else 0
         found += [("outer", d) for d in range(threads, min(size, 8 * threads) + 1) if size % d == 0]

@@ -23,6 +23,7 @@ from whit.uop.ops import DOTS
 from whit.uop.symbolic import linear_form
 
 COPY, TURN, GATHER = 0.25, 0.4, 1.5  # cycles to pack an element: as it lies, turned around, one by one
+SHORT = 256  # bytes: rows that lie in shorter runs are best packed
 _PRODUCTS = frozenset({Ops.MUL, *DOTS})  # what a sum to block adds up
 
 
@@ -85,11 +86,20 @@ class Product:
         return int(prod([size_of(a) for a in self.outer if a is not self.across]))
 
     @cached_property
-    def rows_far(self) -> bool:
-        """Whether rows lie so far apart that each is a stream of its own."""
-        return any(
-            abs(_steps(value).get(self.m.roots[-1], 0)) * self.itemsize >= 2048 for _, value in self.rows
-        )
+    def rows_beyond(self) -> bool:
+        """Whether rows come from beyond the second cache."""
+        reads = [u for _, value in self.rows for u in value.toposort() if u.op is Ops.INDEX]
+        return bool(sum(u.src[0].arg.size * u.dtype.itemsize for u in reads) > self.target.l2_bytes)
+
+    @cached_property
+    def nested(self) -> bool:
+        """Whether the sum has several loops."""
+        return self.folded > size_of(self.fold)
+
+    @cached_property
+    def rows_apart(self) -> bool:
+        """Whether the sum walks through rows in short runs of neighbours, or in none."""
+        return any(_run(value) * self.itemsize < SHORT for _, value in self.rows)
 
     @cached_property
     def rows_masked(self) -> bool:
@@ -131,6 +141,16 @@ def size_of(axis: Axis) -> int:
 def _steps(value: UOp) -> dict[UOp, int]:
     """Factors in the index of the read that a value is made of."""
     return source_steps(value, None)
+
+
+def _run(value: UOp) -> int:
+    """How many neighbours a sum reads one after another."""
+    steps = {t: abs(f) for t, f in _steps(value).items() if t.op is Ops.RANGE}
+    run = 1
+    for r in sorted([t for t in steps if t.arg.axis is AxisType.REDUCE], key=steps.__getitem__):
+        if steps[r] == run:
+            run *= int(r.src[0].arg)
+    return run
 
 
 def depends(value: UOp, axis: Axis) -> bool:
