@@ -198,8 +198,8 @@ def _serve_options(command: argparse.ArgumentParser) -> None:
     add("--max-waiting", type=_count, default=256, metavar="N", help="requests that may wait (256)")
     add("--max-tokens", type=_count, metavar="N", help="the most that a request may write")
     add("--max-body", type=_size, default=8 << 20, metavar="SIZE", help="of a request (8M)")
-    add("--embeddings", metavar="FOLDER", help="a sentence encoder for /v1/embeddings")
-    add("--embeddings-name", metavar="NAME", help="what clients call it (its folder's name)")
+    add("--embeddings", metavar="NAME", help="a sentence encoder (folder or package) for /v1/embeddings")
+    add("--embeddings-name", metavar="NAME", help="what clients call it")
     add(
         "--images",
         choices=("refuse", "note"),
@@ -478,12 +478,11 @@ def _encoder(options: argparse.Namespace) -> dict[str, Any]:
     if options.embeddings is None:
         return {}
     from whit.llm.embed import SentenceEncoder
+    from whit.llm.hub import find_encoder
 
-    encoder = SentenceEncoder.load(options.embeddings)
-    return {
-        "encoder": encoder,
-        "encoder_name": options.embeddings_name or Path(options.embeddings).resolve().name,
-    }
+    folder = find_encoder(options.embeddings)
+    name = folder.resolve().name if Path(options.embeddings).is_dir() else options.embeddings
+    return {"encoder": SentenceEncoder.load(folder), "encoder_name": options.embeddings_name or name}
 
 
 # ---- the others --------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from whit.helpers import ArgumentError, Context, FileFormatError
-from whit.llm.hub import HubError, find_model, find_packaged, packaged_models
+from whit.llm.hub import HubError, find_encoder, find_model, find_packaged, packaged_models
 from whit.nn.state import FileError
 
 CONTENT = bytes(range(256)) * 20_000  # 5 MB
@@ -209,3 +209,17 @@ def test_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(FileFormatError, match="SHA-256"):
             find_packaged("big")
         assert not joined.exists()
+
+
+def test_encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "site-packages"
+    for name in ("all_minilm", "other_minilm"):
+        (root / name / "model").mkdir(parents=True)
+        (root / name / "model" / "modules.json").write_text("[]")
+    monkeypatch.setattr(sys, "path", [str(root)])
+    assert find_encoder("all-MiniLM") == root / "all_minilm" / "model"
+    assert find_encoder("other") == root / "other_minilm" / "model"
+    assert find_encoder(tmp_path) == tmp_path
+    for name in ("minilm", "none"):
+        with pytest.raises(ArgumentError, match="give a folder, or one of: all-minilm, other-minilm"):
+            find_encoder(name)

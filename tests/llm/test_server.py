@@ -700,7 +700,7 @@ def test_wrong_urls_methods_and_types(url: str) -> None:
 
 @pytest.mark.parametrize("create", ["chat.completions", "completions", "responses", "embeddings"])
 def test_every_parameter_of_the_client_is_known(create: str) -> None:
-    """What OpenAI's client can send is taken, or refused by name as unsupported: never an unknown parameter."""
+    """What OpenAI's client can send is taken, or refused by name as unsupported: it is never unknown."""
     from whit.llm.api import chat, completions, plain, responses
 
     fields = {
@@ -952,3 +952,20 @@ def test_a_forced_call_comes_out_however_it_is_cut() -> None:
         assert "".join(piece.text for piece in pieces) == '{"a": {"b": "}"}, "c": [1]}'
     parser = ForcedCall()
     assert [piece.text for piece in [*parser.push("no call"), *parser.finish()]] == ["no call"]
+
+
+def test_a_request_that_fails_says_why() -> None:
+    """The engine gives up on one request: its client is told, whole or streamed."""
+
+    class Failing(FakeEngine):
+        def submit(self, prompt: Any, params: SamplingParams | None = None) -> Any:
+            request = super().submit(prompt, params)
+            request._put(ArgumentError("the grammar", because="it became too complex", fix="simplify it"))
+            return request
+
+    with running(Failing(lambda prompt, params: "", delay=0.01)) as address:
+        client = openai.OpenAI(base_url=address + "/v1", api_key="x", max_retries=0)
+        with pytest.raises(openai.BadRequestError, match="too complex"):
+            ask(client)
+        with pytest.raises(openai.APIError, match="too complex"):
+            list(ask(client, stream=True))

@@ -146,6 +146,30 @@ def find_packaged(name: str) -> Path | None:
     return _assembled(fits[0], file) if file.suffix == ".part00" else file
 
 
+def find_encoder(name: str | Path) -> Path:
+    """The folder of a sentence encoder: a path, or the name of an installed package that carries one.
+    ArgumentError if there is neither."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    found: dict[str, Path] = {}
+    for root in dict.fromkeys(sys.path):
+        for file in Path(root).glob("*/*/modules.json") if "packages" in Path(root).name else ():
+            found[_plain(file.relative_to(root).parts[0])] = file.parent
+    wanted = _plain(str(name))
+    fits = [package for package in found if package == wanted]
+    fits = fits or [package for package in found if _near(wanted, package)]
+    if len(fits) != 1:
+        raise ArgumentError(
+            f"the encoder {str(name)!r}",
+            because="several packages fit"
+            if fits
+            else "it is no folder, and no installed package carries it",
+            fix="give a folder, or one of: " + (", ".join(sorted(fits or found)) or "(none is installed)"),
+        )
+    return found[fits[0]]
+
+
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 

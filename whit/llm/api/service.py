@@ -374,10 +374,15 @@ class Service:
                 called = called or any(piece.kind == "call" for piece in pieces)
                 reasoned += event.token is not None and kind == "reasoning"
                 yield self._step(event, tuple(pieces), called, reasoned)
-        except EngineClosed as error:
-            raise ApiError(
-                "the answer broke off", error.because, error.fix, status=503, code="closed"
-            ) from None
+        except ApiError:
+            raise
+        except (
+            WhitError
+        ) as error:  # the engine ended, or this request failed: its grammar grew too complex, say
+            status = 503 if isinstance(error, EngineClosed) else 400
+            code = "closed" if status == 503 else "failed"
+            why = f"{error.asked}: {error.because}"
+            raise ApiError("the answer broke off", why, error.fix, status=status, code=code) from None
         finally:
             request.cancel()
             self.live.discard(request)
