@@ -19,11 +19,13 @@ from tests.llm.tiny import END, VOCAB, ByteTokenizer, tiny_file
 from whit.helpers import ArgumentError, FileFormatError
 from whit.llm.engine import Engine, EngineBusy, EngineClosed, Event, Request
 from whit.llm.grammar import Grammars
+from whit.llm.hub import packaged_models
 from whit.llm.model import Model
 from whit.llm.prefix import BLOCK, PrefixStore, common
 from whit.llm.sampling import SamplingParams
 from whit.llm.speculate import NgramDrafter
 from whit.llm.stops import StopText
+from whit.llm.tokenizer import Tokenizer
 from whit.nn.gguf import open_gguf
 
 SIZES: dict[str, int] = {"slots": 3, "context": 200, "chunk": 16}  # the same for all: the kernels too
@@ -548,3 +550,33 @@ def test_json_schema_holds_for_a_random_model(model: Model) -> None:
             done = request.result()
             assert done.finish_reason == "stop"
             jsonschema.validate(json.loads(done.text), schema)
+
+
+# ---- a real model ------------------------------------------------------------------------------------------
+
+STARTS = [
+    "The capital of France is",
+    "Once upon a time",
+    "def fibonacci(n):",
+    "Water boils at",
+    "1, 2, 3, 4,",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("speculate", (None, "ngram"))
+def test_a_real_models_texts_are_the_same_alone_together_and_with_guesses(speculate: str | None) -> None:
+    path = next(path for name, path in packaged_models().items() if "smollm2" in name.lower())
+    model = Model.load(path, context=256)
+    tokenizer = Tokenizer.from_gguf(model.gguf)
+    prompts = [tokenizer.encode(start) for start in STARTS]
+    with Engine(model, tokenizer, slots=5) as engine:
+        alone = [list(engine.submit(text, greedy(40, logprobs=2)))[:-1] for text in prompts]
+    with Engine(model, tokenizer, slots=5, speculate=speculate) as engine:
+        together = [engine.submit(text, greedy(40)) for text in prompts]
+        for events, request in zip(alone, together):
+            for event, token in zip(events, request.result().tokens):
+                if event.token != token:  # kernels for several rows round in other places
+                    (_, first), (_, second) = event.top_logprobs
+                    assert first - second < 1e-2
+                    break

@@ -193,7 +193,7 @@ def _nth(flags: Tensor, number: Tensor) -> Tensor:
     return block * FAN + (inside.cumsum(-1) <= rest).sum(-1).cast(dtypes.int32).minimum(FAN - 1)
 
 
-# ---- changes of logits before the draw ----------------------------------------------------------------------
+# ---- changes of logits before the draw ---------------------------------------------------------------------
 
 
 def penalise(
@@ -262,7 +262,7 @@ def mirostat_k(shifted: Tensor, aim: Tensor) -> Tensor:
     steps = Tensor([math.log((i + 2) / (i + 1)) for i in range(count)], device=shifted.device)
     slope = ((ratios * steps).sum(-1) / (steps * steps).sum(-1)).cast(dtypes.float64)
     excess = slope - 1
-    # (excess * 2**aim / (1 - N**-excess)) ** (1 / slope), by logarithms; at excess 0 the fraction is 1 / log N
+    # (excess * 2**aim / (1 - N**-excess)) ** (1 / slope), by logarithms; at excess 0 the part is 1 / log N
     grown = 1 - (excess * -math.log(size)).exp()
     fraction = (excess.abs() < 1e-6).where(1 / math.log(max(size, 2)), excess / grown)
     k = ((fraction.log() + aim * math.log(2)) / slope).exp()
