@@ -57,9 +57,11 @@ def _split(reduce: UOp, target: Target, uids: Iterator[int]) -> UOp | None:
     if reduce.arg.op is not Ops.ADD or reduce.dtype is not dtypes.float32 or len(reduce.src) != 2:
         return None
     k = reduce.src[1]
-    whole = simplify(_inlined(reduce.src[0]))
+    if k.src[0].op is not Ops.CONST:
+        return None
+    whole = simplify(_inlined(reduce.src[0], k.src[0].arg))
     body = [u for u in whole.toposort(lambda u: u.op is Ops.STAGE) if k in u.ranges]
-    if k.src[0].op is not Ops.CONST or not _is_skinny(reduce, body, k):
+    if not _is_skinny(reduce, body, k):
         return None
     sizes = _sizes(body, k, target.vector_bytes // 4)
     if sizes is None:
@@ -103,15 +105,24 @@ def _sizes(body: Iterable[UOp], k: UOp, lanes: int) -> list[int] | None:
     return [b // a for a, b in itertools.pairwise(chain) if b > a][::-1]
 
 
-def _inlined(value: UOp) -> UOp:
-    """Values of which there is one a block computed where they are read, not in scratch as the schedule had
-    it."""
+def _inlined(value: UOp, size: int) -> UOp:
+    """Values of which there is one a block, and decoded rows of `size` numbers, computed where they are read,
+    not in scratch as the schedule had it: other rows that use them are in the same tile."""
 
     def inline(old: UOp, new: UOp) -> UOp:
         if new.op is not Ops.INDEX or new.src[0].op is not Ops.STAGE or len(new.src) > 2:
             return new
         stage, number = new.src
-        return stage.src[0].substitute({stage.src[1]: number}) if len(stage.src) == 2 else new
+        ranges = stage.src[1:]
+        if any(r.src[0].op is not Ops.CONST for r in ranges):
+            return new
+        if len(ranges) > 1 and prod([r.src[0].arg for r in ranges]) != size:
+            return new
+        places: dict[UOp, UOp] = {}
+        for r in reversed(ranges[1:]):
+            places[r], number = simplify(number % r.src[0].arg), simplify(number // r.src[0].arg)
+        places[ranges[0]] = number
+        return stage.src[0].substitute(places)
 
     return rebuild(value, inline)
 

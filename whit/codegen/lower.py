@@ -19,7 +19,7 @@ from whit.codegen.dots import match_signs, use_dots
 from whit.codegen.edges import free_edges
 from whit.codegen.keep import keep_values
 from whit.codegen.masks import simplify_masks
-from whit.codegen.simplify import simplify_values_pass
+from whit.codegen.simplify import simplify_values, simplify_values_pass
 from whit.codegen.stages import lower_stages, next_uid, rename_free
 from whit.codegen.target import Target
 from whit.uop import AxisType, LocalArg, Ops, RangeArg, SpecialArg, UOp, dtypes
@@ -333,7 +333,7 @@ def lower_passes() -> tuple[Pass, ...]:
 
 
 def _separated(before: UOp, after: UOp) -> UOp:
-    return before if after is before else separate_loops(after)
+    return before if after is before else separate_loops(hoist_factors(simplify_values(after)))
 
 
 _PREPARE_FOR = (
