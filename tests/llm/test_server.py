@@ -851,6 +851,15 @@ def test_a_client_that_does_not_read_is_cut_off_and_slows_nobody() -> None:
         stalled.close()
 
 
+def test_a_stream_with_nothing_to_say_sends_comments() -> None:
+    engine = FakeEngine(lambda prompt, params: "ab", delay=0.5)
+    with running(engine, limits=Limits(keepalive_seconds=0.1)) as address:
+        body = {"model": "fake", "messages": USER, "stream": True}
+        with httpx.stream("POST", address + "/v1/chat/completions", json=body) as answer:
+            lines = [line for line in answer.iter_lines() if line]
+        assert lines.count(": waiting") >= 2 and lines[-1] == "data: [DONE]"
+
+
 def test_many_clients_get_their_own_text(url: str, engine: FakeEngine) -> None:
     failures: list[str] = []
 

@@ -11,13 +11,12 @@ exits.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import re
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from types import FrameType
@@ -307,6 +306,7 @@ class Stream(Response):
 
     def __init__(self, server: Server, lines: Lines[Any]) -> None:
         self.server, self.lines = server, lines
+        self.sending, self.since = 0, time.monotonic()  # what is being sent, and when that last changed
         self.background = None
         self.status_code = 200
         self.raw_headers = [
@@ -317,61 +317,44 @@ class Stream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writing = asyncio.ensure_future(self._write(send))
-        gone = asyncio.ensure_future(_gone(receive))
+        others = [asyncio.ensure_future(_gone(receive)), asyncio.ensure_future(self._watch(send))]
         try:
-            await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({writing, *others}, return_when=asyncio.FIRST_COMPLETED)
             if not writing.done():
                 raise ClientDisconnect
             writing.result()
         finally:
-            gone.cancel()
-            writing.cancel()
-            await asyncio.gather(gone, writing, return_exceptions=True)
+            for task in (writing, *others):
+                task.cancel()
+            await asyncio.gather(writing, *others, return_exceptions=True)
             await self.lines.aclose()
 
     async def _write(self, send: Send) -> None:
         await self._send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
-            async with contextlib.aclosing(self._with_comments()) as lines:
-                async for line in lines:
-                    await self._send(send, _part(line.encode("utf-8")))
+            async for line in self.lines:
+                await self._send(send, _part(_encoded(line).encode("utf-8")))
         except ApiError as error:
             failure = json.dumps(error.body(), ensure_ascii=False)
             await self._send(send, _part(_encoded(failure).encode("utf-8")))
         await self._send(send, _part(b"", False))
 
-    async def _with_comments(self) -> AsyncGenerator[str, None]:
-        """The lines, with a comment where there is none for long: a dead connection is noticed that way."""
-        source = self.lines.__aiter__()
-        waiting: asyncio.Future[Line] | None = None
-        try:
-            while True:
-                waiting = waiting or asyncio.ensure_future(_next(source))
-                done, _ = await asyncio.wait({waiting}, timeout=self.server.limits.keepalive_seconds)
-                if not done:
-                    yield ": waiting\n\n"
-                    continue
-                task, waiting = waiting, None
-                try:
-                    line = task.result()
-                except StopAsyncIteration:
-                    return
-                yield _encoded(line)
-        finally:
-            if waiting is not None:
-                waiting.cancel()
-                await asyncio.gather(waiting, return_exceptions=True)
-
     async def _send(self, send: Send, message: Message) -> None:
-        try:
-            async with asyncio.timeout(self.server.limits.stall_seconds):
-                await send(message)
-        except TimeoutError:
-            raise ClientDisconnect from None
+        self.sending, self.since = self.sending + 1, time.monotonic()
+        await send(message)
+        self.sending, self.since = self.sending - 1, time.monotonic()
 
-
-async def _next(source: AsyncIterator[Line]) -> Line:
-    return await anext(source)
+    async def _watch(self, send: Send) -> None:
+        """Ends when the client has not read for too long. Where there is nothing to say for long, sends a
+        comment: a dead connection is noticed that way. One task for all of that, since lines are many."""
+        limits = self.server.limits
+        while True:
+            await asyncio.sleep(min(limits.stall_seconds, limits.keepalive_seconds) / 4)
+            silent = time.monotonic() - self.since
+            if self.sending and silent > limits.stall_seconds:
+                return
+            if not self.sending and silent > limits.keepalive_seconds:
+                await self._send(send, _part(b": waiting\n\n"))
 
 
 def _part(body: bytes, more: bool = True) -> Message:

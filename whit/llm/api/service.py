@@ -451,6 +451,18 @@ def drop(service: Service, requests: Iterable[Request]) -> None:
 
 async def merged(streams: Iterable[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Items of several streams as they come, each with its stream's number. The first error ends all."""
+    given = list(streams)
+    if len(given) == 1:  # the usual case needs no tasks
+        async with contextlib.aclosing(given[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
+    async with contextlib.aclosing(_merged(given)) as pairs:
+        async for pair in pairs:
+            yield pair
+
+
+async def _merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     queue: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue(64)
 
     async def pump(number: int, stream: AsyncGenerator[T, None]) -> None:
