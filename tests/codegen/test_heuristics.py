@@ -137,6 +137,16 @@ def test_rows_are_packed_where_the_sum_does_not_walk_along_them():
     assert [opt.kind for opt in choose(ast, AVX512)].count(OptKind.STAGE) == 2
 
 
+def test_rows_that_are_computed_are_packed():
+    """Halves: each would be converted again for every panel."""
+    (i, j), (k,) = loops(512, 512), folds(2, 512)
+    size = 512 * 512
+    a, b = (read(param(n, size, dtypes.float16), at) for n, at in ((1, i * 512 + k), (2, k * 512 + j)))
+    value = fold(Ops.ADD, a.cast(dtypes.float32) * b.cast(dtypes.float32), k)
+    ast = UOp.sink(store(param(0, size), i * 512 + j, value, i, j))
+    assert [opt.kind for opt in choose(ast, AVX512)].count(OptKind.STAGE) == 2
+
+
 @pytest.mark.parametrize("size", [509, 512, 1021, 1024])
 def test_large_products_have_several_tasks_a_thread(size):
     threads = sizes(matmul(size, size, size))[AxisType.THREAD]

@@ -179,7 +179,7 @@ def _variants(p: Product, tile: Blocking, pieces: bool) -> Iterator[Blocking]:
                     pack_rows=uses >= (1 if p.rows_odd else 3) and place,
                     pack_columns=(block or tiles_m) >= 2,
                 )  # fmt: skip
-                if choice.pack_rows and not p.rows_odd:
+                if choice.pack_rows and p.rows_are_read and not p.rows_odd:
                     yield replace(choice, pack_rows=False)
                 if fits or not choice.pack_rows:
                     yield choice

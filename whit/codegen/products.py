@@ -86,6 +86,11 @@ class Product:
         return int(prod([size_of(a) for a in self.outer if a is not self.across]))
 
     @cached_property
+    def rows_are_read(self) -> bool:
+        """Whether rows are nothing but reads: what is computed from reads is best computed once."""
+        return all(value.op is Ops.INDEX for _, value in self.rows)
+
+    @cached_property
     def rows_beyond(self) -> bool:
         """Whether rows come from beyond the second cache."""
         reads = [u for _, value in self.rows for u in value.toposort() if u.op is Ops.INDEX]
