@@ -210,3 +210,43 @@ def test_logits(name: str, tmp_path: Path) -> None:
 
 def test_every_row_has_a_case() -> None:
     assert {case.arch for case in CASES.values()} == set(ARCHITECTURES)
+
+
+def test_frequencies_of_llama3(tmp_path: Path) -> None:
+    """The file has what each frequency is divided by."""
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope = {**PLAIN, "rope_type": "llama3", "original_max_position_embeddings": 16, **scaling}
+    case = Case("LlamaForCausalLM", "llama", {"rope_parameters": rope, "head_dim": 16}, change=neighbours)
+    model = random_model(case)
+    turned = model.model.rotary_emb.inv_freq.numpy()
+    plain = 10000.0 ** (-np.arange(8) / 8)
+    assert np.abs(plain / turned - 1).max() > 1
+    convert(case, tmp_path / "m.gguf", model, {"rope_freqs.weight": (plain / turned).astype(np.float32)})
+    check_logits(tmp_path / "m.gguf", model)
+
+
+@pytest.mark.parametrize("original", [8, CONTEXT])
+def test_factors_for_long_and_short_contexts(original: int, tmp_path: Path) -> None:
+    factors = {
+        "long": [1.0 + n for n in range(4)],
+        "short": [1.5 + 0.25 * n for n in range(4)],
+    }
+    rope = {
+        **PLAIN,
+        "rope_type": "longrope",
+        "long_factor": factors["long"],
+        "short_factor": factors["short"],
+        "original_max_position_embeddings": original,
+    }
+    stretch = float(np.sqrt(1 + np.log(CONTEXT / original) / np.log(original)))
+    options = {"sliding_window": None, "original_max_position_embeddings": original, "rope_parameters": rope}
+    case = Case(
+        "Phi3ForCausalLM",
+        "phi3",
+        options,
+        {"rope.scaling.attn_factor": stretch, "rope.scaling.original_context_length": original},
+    )
+    extra = {f"rope_factors_{k}.weight": np.array(v, np.float32) for k, v in factors.items()}
+    model = random_model(case)
+    convert(case, tmp_path / "m.gguf", model, extra)
+    check_logits(tmp_path / "m.gguf", model)
