@@ -28,7 +28,7 @@ MODEL_HELP = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. The exit status: 0, 1 after an error, 2 for wrong usage, 130 after Ctrl-C."""
-    options = parser().parse_args(arguments)
+    options = parsed(arguments)
     try:
         with Context(**({"NUM_CPU_THREADS": options.threads} if getattr(options, "threads", None) else {})):
             status: int = options.run(options)
@@ -57,6 +57,18 @@ def _fail(asked: str, because: str, fix: str) -> int:
     return 1
 
 
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options. A text that may be left out may follow options; argparse wants it beside MODEL."""
+    top = parser()
+    options, rest = top.parse_known_args(arguments)
+    late = getattr(options, "late", None)
+    if len(rest) == 1 and late and not rest[0].startswith("-") and getattr(options, late) in (None, "-"):
+        setattr(options, late, rest[0])
+    elif rest:
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
+    return options
+
+
 # ---- what can be said --------------------------------------------------------------------------------------
 
 
@@ -71,11 +83,13 @@ def parser() -> argparse.ArgumentParser:
     _sampling_options(chat, temperature=0.7)
     chat.add_argument("--system", metavar="TEXT", help="instructions that the conversation begins with")
     chat.add_argument("prompt", nargs="?", help="ask this, print the answer, and end")
+    chat.set_defaults(late="prompt")
 
     generate = _command(commands, "generate", run_generate, "continue a text")
     _model_options(generate)
     _sampling_options(generate, temperature=0.0)
     generate.add_argument("prompt", nargs="?", default="-", help="the text; - reads it from standard input")
+    generate.set_defaults(late="prompt")
     generate.add_argument("--json-schema", metavar="FILE", help="the output satisfies this JSON schema")
     generate.add_argument("--ignore-end", action="store_true", help="go on after the end of the text")
 
@@ -101,6 +115,7 @@ def parser() -> argparse.ArgumentParser:
     tokenize = _command(commands, "tokenize", run_tokenize, "show the tokens of a text")
     tokenize.add_argument("model", help=MODEL_HELP)
     tokenize.add_argument("text", nargs="?", default="-", help="the text; - reads it from standard input")
+    tokenize.set_defaults(late="text")
     tokenize.add_argument("--ids", action="store_true", help="numbers only, on one line")
     tokenize.add_argument("--no-bos", action="store_true", help="without the token that begins a text")
     tokenize.add_argument("--decode", action="store_true", help="the text is numbers: show what they say")

@@ -45,8 +45,8 @@ CHAT: dict[str, Any] = {
     "reasoning_effort": "low",
 }
 TEXT: dict[str, Any] = {
-    "model": "fake", "prompt": ["a", "b"], "max_tokens": 2, "n": 1, "best_of": 2, "echo": False, "logprobs": 1,
-    "stop": "x",
+    "model": "fake", "prompt": ["a", "b"], "max_tokens": 2, "n": 1, "best_of": 2, "echo": False,
+    "logprobs": 1, "stop": "x",
 }  # fmt: skip
 ITEMS: dict[str, Any] = {
     "model": "fake",

@@ -73,6 +73,21 @@ def test_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -
     assert "usage: whit" in capsys.readouterr().err
 
 
+def test_a_text_may_stand_anywhere() -> None:
+    for arguments in (
+        ["chat", "m", "hi", "--stats"],
+        ["chat", "m", "--stats", "hi"],
+        ["chat", "--stats", "m", "hi"],
+    ):
+        options = cli.parsed(arguments)
+        assert (options.model, options.prompt, options.stats) == ("m", "hi", True)
+    assert cli.parsed(["generate", "m", "--seed", "1"]).prompt == "-"
+    assert cli.parsed(["tokenize", "m", "--ids", "hi"]).text == "hi"
+    for wrong in (["chat", "m", "a", "b"], ["chat", "m", "--stats", "a", "b"], ["inspect", "m", "a"]):
+        with pytest.raises(SystemExit):
+            cli.parsed(wrong)
+
+
 def test_errors_have_three_parts_and_no_traceback(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF\x03\x00\x00\x00" + b"\xff" * 16)
