@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 ROW = 8  # vectors of 64 bytes that one turn of a memory loop takes
+AHEAD = 4096  # bytes: how far ahead memory is fetched
 ACCUMULATORS = 12  # more than latency times units of any CPU's multiply-add, fewer than its registers
 
 
@@ -68,8 +69,9 @@ def multiply_adds(lanes: int) -> str:
     return declared + loop("fma", start, phis, body, "\n  ".join(sums))
 
 
-def memory_loop(name: str, reads: str, writes: bool, streamed: bool, lanes: int) -> str:
-    """Read one row of each array in `reads` and, if `writes`, write one to a; `streamed`: past the caches."""
+def memory_loop(name: str, reads: str, writes: bool, streamed: bool, lanes: int, ahead: bool) -> str:
+    """Read one row of each array in `reads` and, if `writes`, write one to a; `streamed`: past the caches;
+    `ahead`: what is read is fetched some way before."""
     vector, bytes_ = f"<{lanes} x float>", lanes * 4
     per_row = ROW * 64 // bytes_
     lines = [f"%base = mul i64 %i, {ROW * 64}"]
@@ -79,6 +81,9 @@ def memory_loop(name: str, reads: str, writes: bool, streamed: bool, lanes: int)
         lines.append(f"%o{k} = add i64 %base, {k * bytes_}")
         for array in reads:
             lines.append(f"%{array}p{k} = getelementptr i8, ptr %{array}, i64 %o{k}")
+            if ahead and k * bytes_ % 64 == 0:
+                lines.append(f"%{array}f{k} = getelementptr i8, ptr %{array}p{k}, i64 {AHEAD}")
+                lines.append(f"call void @llvm.prefetch.p0(ptr %{array}f{k}, i32 0, i32 3, i32 1)")
             lines.append(f"%{array}v{k} = load {vector}, ptr %{array}p{k}, align {bytes_}")
             value = f"%{array}v{k}"
         if len(reads) == 2:
@@ -101,10 +106,12 @@ def memory_loop(name: str, reads: str, writes: bool, streamed: bool, lanes: int)
 # name: (arrays read, writes, past the caches)
 MEMORY = {
     "read": ("b", False, False),
+    "read ahead": ("b", False, False),
     "fill": ("", True, False),
     "fill streamed": ("", True, True),
     "copy": ("b", True, False),
     "copy streamed": ("b", True, True),
+    "copy streamed ahead": ("b", True, True),
     "triad": ("bc", True, False),
     "triad streamed": ("bc", True, True),
 }
@@ -143,8 +150,9 @@ class Probe:
         self.lanes = lanes_of_host(features)
         self.integer_dots = bool(features.get("avx512vnni") or features.get("avxvnni"))
         text = multiply_adds(self.lanes) + "!0 = !{i32 1}\n"
+        text += "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)\n"
         for name, (reads, writes, streamed) in MEMORY.items():
-            text += memory_loop(symbol(name), reads, writes, streamed, self.lanes)
+            text += memory_loop(symbol(name), reads, writes, streamed, self.lanes, name.endswith("ahead"))
         module = llvm.parse_assembly(text)
         target = llvm.Target.from_default_triple()
         machine = target.create_target_machine(
@@ -198,8 +206,8 @@ class Probe:
 
     def traffic(self, read: int, written: int) -> Callable[[], float]:
         """A call that moves this many bytes between caches or memory and registers as fast as the machine can
-        (with or without streamed stores, whichever is faster here); it gives the seconds for one such pass
-        of the passes it made."""
+        (with or without streamed stores and fetching ahead, whichever is faster here); it gives the seconds
+        for one such pass of the several that it made, so that starting the threads hardly counts."""
         both, rest = min(read, written), abs(read - written)
         parts = [("copy", both)] if both else []
         if rest:
@@ -209,7 +217,7 @@ class Probe:
             variants = [name for name in MEMORY if name.split()[0] == kernel]
             chosen.append((min(variants, key=lambda name: self.best(name, size)), size))
 
-        passes = max(1, round(4e-3 / max(1e-6, sum(self.best(*part) for part in chosen))))
+        passes = max(1, round(12e-3 / max(1e-6, sum(self.best(*part) for part in chosen))))
 
         def call() -> float:
             start = time.perf_counter()
@@ -269,8 +277,8 @@ def measure(probe: Probe, size: int = 128 << 20, tries: int = 7) -> Machine:
         probe.threads,
         flops(1),
         flops(probe.threads),
-        bytes_("read"),
-        max(bytes_("copy"), bytes_("copy streamed")),
+        max(bytes_("read"), bytes_("read ahead")),
+        max(bytes_("copy"), bytes_("copy streamed"), bytes_("copy streamed ahead")),
         bytes_("triad"),
         bytes_("triad streamed"),
         bytes_("fill streamed"),

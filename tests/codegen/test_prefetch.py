@@ -48,6 +48,23 @@ def test_nothing_is_fetched_where_it_brings_nothing(ast: UOp) -> None:
     assert not prefetches(ast)
 
 
+def test_long_streams_are_fetched_ahead() -> None:
+    """Each line once, a page before it is read; not where all of it fits the caches."""
+    target = SMALL._replace(stream_bytes=1 << 17)
+    linear = generate(elementwise(1 << 18), target).linear
+    found = [u for u in linear.src if u.op is Ops.PREFETCH]
+    (loop,) = [u for u in linear.src if u.op is Ops.RANGE]
+    for slot in (1, 2):
+        lines = [
+            value(u.src[1], {loop: step}) * 4
+            for u in found
+            if u.src[0].arg.slot == slot
+            for step in range(loop.src[0].arg)
+        ]
+        assert sorted(lines) == list(range(4096, 4096 + (4 << 18), 64))
+    assert not prefetches(elementwise(1 << 14), target)
+
+
 def test_targets_without_vectors_do_not_fetch() -> None:
     assert not prefetches(softmax(32, 1024), SMALL._replace(vector_bytes=0))
 

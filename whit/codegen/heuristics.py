@@ -305,7 +305,8 @@ def thread(k: Kernel, work: float) -> None:
             place = k.loops()[0]  # SWAP has given the axis the number of the outermost one
             if k.size(place) % tasks:
                 k.apply(OptKind.PADTO, place, tasks)
-            large = min(int(work / LARGE_TASK), 16 * threads) // tasks
+            each = 16 if len(k.scopes) == 1 else 8  # several loops over rows: the first row of a task waits
+            large = min(int(work / LARGE_TASK), each * threads) // tasks
             more = divisors(k.size(place) // tasks, max(1, large))[-1]
             k.apply(OptKind.THREAD, place, tasks * more)
             return
