@@ -9,15 +9,17 @@ import pytest
 from gguf.quants import dequantize
 
 from whit import Context, Tensor
-from whit.codegen.block_sums import split_blocks
+from whit.codegen.block_sums import AHEAD, split_blocks
 from whit.codegen.heuristics import choose
 from whit.codegen.lower import prepare
 from whit.codegen.opts import OptKind
+from whit.codegen.pipeline import generate
 from whit.codegen.target import Target
 from whit.nn.blocks import block_type, decode
 from whit.renderer import CPU_OPS
 from whit.schedule import schedule
 from whit.uop import AxisType, Ops, UOp, dtypes
+from whit.uop.symbolic import linear_form
 
 WIDE = Target("wide", "llvm", vector_bytes=64, vector_registers=32, threads=2, native=CPU_OPS)
 NARROW = Target("narrow", "llvm", vector_bytes=32, vector_registers=16, threads=4, native=CPU_OPS)
@@ -73,6 +75,18 @@ def test_scales_stand_outside() -> None:
 
 def test_a_minimum_is_a_sum_of_its_own() -> None:
     assert len(sums(prepare(prepare(kernel("Q4_1")), WIDE))) == 2
+
+
+def test_weights_are_fetched_ahead() -> None:
+    """Once for each line that a round of the loop reads: four rows of one block; not in small matrices."""
+    program = generate(kernel("Q4_0", rows=256), WIDE).linear
+    fetches = [u for u in program.src if u.op is Ops.PREFETCH]
+    assert len(fetches) == 4 and {u.src[0].dtype for u in fetches} == {dtypes.uint8}
+    wide = [u for u in program.src if u.op is Ops.LOAD and u.dtype == dtypes.uint8.vec(16)]
+    loads = {linear_form(u.src[1])[1] for u in wide}
+    assert {linear_form(u.src[1])[1] - AHEAD for u in fetches} == loads
+    small = generate(kernel("Q4_0", rows=96), WIDE).linear
+    assert not any(u.op is Ops.PREFETCH for u in small.src)
 
 
 def test_other_kernels_stay() -> None:

@@ -18,20 +18,22 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from whit.codegen.opts import OptKind
-from whit.codegen.scopes import Access, Kernel, Scope
+from whit.codegen.scopes import LINE, Access, Kernel, Scope
 from whit.codegen.skinny import share
 from whit.codegen.stages import next_uid
 from whit.codegen.target import Target
 from whit.helpers import prod
 from whit.uop import AxisType, Ops, RangeArg, ReduceArg, UOp, dtypes
 from whit.uop.rewrite import rebuild
-from whit.uop.symbolic import simplify
+from whit.uop.symbolic import linear_form, simplify
 
 MOST_USES = 8  # of each byte: with more, a tile of decoded numbers is worth its memory (blocking.py)
 LEAST_BYTES = 1 << 12  # of the matrix
 MOST_TERMS = 4  # of a value multiplied out
 MOST_POINTS = 16  # of a sum inside of a group that is written out
 MOST_ROWS = 4  # side by side
+AHEAD = 8192  # bytes before they are read
+FETCHED_BYTES = 1 << 16  # of a matrix: a smaller one is in the caches
 MOST_VECTORS = 32  # of numbers in the body of a loop
 
 # ---- before opts
@@ -341,3 +343,40 @@ def _unroll_scales(k: Kernel, scope: Scope) -> None:
     """Scales in scratch: all axes but the one that counts blocks."""
     for axis in sorted(scope.reduces)[1:]:
         k.apply(OptKind.UNROLL, axis, 0)
+
+
+# ---- after linearising
+# -----------------------------------------------------------------------------------------
+
+
+def prefetch_blocks(linear: UOp, target: Target) -> UOp:
+    """Fetch the bytes that a loop over blocks reads some rounds later: rows of blocks are short, and the
+    hardware begins anew with each of them.
+
+    Before:  w = LOAD x16 (p, a)
+    After:   w = LOAD x16 (p, a); PREFETCH(p, a + AHEAD)
+    """
+    found: dict[UOp, list[tuple[int, UOp]]] = {}
+    depth = 0
+    for u in linear.src:
+        depth += (u.op is Ops.RANGE) - (u.op is Ops.END)
+        if depth and u.op is Ops.LOAD and u.dtype.scalar is dtypes.uint8 and u.dtype.count >= 8:
+            memory, index = u.src[:2]
+            if memory.op is Ops.PARAM and memory.arg.size >= FETCHED_BYTES and index.dtype is dtypes.index:
+                found.setdefault(memory, []).append((linear_form(index)[1], u))
+    loads: set[UOp] = set()
+    for each in found.values():
+        last = -LINE
+        for place, load in sorted(each, key=lambda item: item[0]):
+            if place - last >= LINE:  # one for each line
+                loads.add(load)
+                last = place
+    if not loads:
+        return linear
+    program: list[UOp] = []
+    for u in linear.src:
+        program.append(u)
+        if u in loads:
+            ahead = UOp(Ops.ADD, dtypes.index, (u.src[1], UOp.index(AHEAD)))
+            program += [ahead, UOp(Ops.PREFETCH, dtypes.void, (u.src[0], ahead), 3)]
+    return linear.replace(src=tuple(program))

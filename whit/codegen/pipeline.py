@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from whit.codegen.block_sums import prefetch_blocks
 from whit.codegen.delay import delay_stores
 from whit.codegen.estimate import estimate
 from whit.codegen.heuristics import choose
@@ -79,6 +80,7 @@ def _pipeline() -> tuple[Pass, ...]:
         Pass("stream stores", stream_stores, "linear", "linear", "large results go past the caches"),
         Pass("delay stores", delay_stores, "linear", "linear", "a row is stored while the next is computed"),
         Pass("prefetch rows", prefetch_rows, "linear", "linear", "the next row is fetched during this one"),
+        Pass("prefetch blocks", prefetch_blocks, "linear", "linear", "weights in blocks are fetched ahead"),
     )
 
 
