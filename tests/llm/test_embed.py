@@ -34,7 +34,7 @@ def encoder() -> SentenceEncoder:
 def reference(
     folder: Path, texts: list[str], length: int, pooling: str = "mean", normalize: bool = True
 ) -> Any:
-    """What sentence-transformers computes: the model of transformers, pooling, and normalisation, in float64."""
+    """What sentence-transformers computes: the model of transformers, pooling, normalisation; in float64."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float64).eval()
     batch = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
