@@ -200,7 +200,12 @@ def check_logits(path: Path, model: Any, count: int = 11) -> None:
     np.testing.assert_allclose(np.concatenate(got), want, atol=3e-5 * np.abs(want).max(), rtol=0)
 
 
-@pytest.mark.parametrize("name", CASES)
+VARIANTS = ("llama, biases", "mistral", "phi3, window", "falcon, grouped", "stablelm, parallel", "starcoder")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in VARIANTS else n for n in CASES]
+)
 def test_logits(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     model = random_model(case)

