@@ -11,6 +11,7 @@ import pytest
 from tests.codegen.opts_kernels import (
     AVX512,
     GROUPS,
+    conv,
     elementwise,
     fold,
     folds,
@@ -73,7 +74,8 @@ MATMUL = matmul(64, 64, 64)
 
 @pytest.mark.parametrize("kind", [k for k in OptKind if not k.name.startswith(("G", "L", "P"))])
 def test_every_kind_of_opt_is_found_when_it_pays(kind: OptKind) -> None:
-    ast = matmul(16, 16, 1024) if kind is OptKind.ACCUMULATE else MATMUL
+    special = {OptKind.ACCUMULATE: matmul(16, 16, 1024), OptKind.WINDOW: conv(2, 4, 8, 12, 12, 3, 3)}
+    ast = special.get(kind, MATMUL)
     start = start_of(ast)
     few = sum(o.kind is kind for o in start)
     judge = Times(lambda opts: 0.5 if sum(o.kind is kind for o in opts) > few else 1.0)

@@ -20,7 +20,7 @@ from tests.codegen.opts_kernels import read_scratch, scratch
 from whit import Tensor, UOp, dtypes
 from whit.codegen.heuristics import choose
 from whit.codegen.lower import prepare
-from whit.codegen.opts import AxisTable, Opt, OptError, OptKind
+from whit.codegen.opts import STAGING, AxisTable, Opt, OptError, OptKind
 from whit.codegen.target import Target
 from whit.engine.trial import Runner, compile_candidate
 from whit.runtime.device import Device
@@ -279,7 +279,7 @@ def random_opts(ready: UOp, target: Target, r: Numbers) -> tuple[Opt, ...]:
                 break
     for _ in range(r.choice([1, 2, 4, 6, 9, 14])):
         kind = r.choice(KINDS)
-        if kind is OptKind.STAGE or not table.axes:
+        if kind in STAGING or not table.axes:
             continue
         axis = r.choice(sorted(table.axes)) if r.random() < 0.95 else r.randint(-1, 40)
         amount = r.choice(AMOUNTS) if r.random() < 0.97 else r.choice([-1, 1, 10**9, 999])
@@ -296,7 +296,7 @@ def random_opts(ready: UOp, target: Target, r: Numbers) -> tuple[Opt, ...]:
     while table.axes and r.random() < 0.6:
         attempt(
             table,
-            Opt(OptKind.STAGE, r.choice(sorted(table.axes)), r.randint(-1 if r.random() < 0.1 else 0, 4)),
+            Opt(r.choice(STAGING), r.choice(sorted(table.axes)), r.randint(-1 if r.random() < 0.1 else 0, 4)),
         )
     if r.random() < 0.05 and table.axes:
         attempt(table, Opt(r.choice(list(OptKind)), r.choice(sorted(table.axes)), 2))

@@ -22,7 +22,11 @@ from whit.uop import AxisType
 
 LEAST_WORK = 1 << 14  # multiplications below which packing does not pay
 THREAD_WORK = 1 << 18  # multiplications below which a second thread does not pay
-SCATTER = 10.0  # cycles to store an element by itself
+SCATTER, NEARBY = 10.0, 3.0  # cycles to store an element by itself, and if the next rows are its neighbours
+SCATTER_FAR = 24.0  # cycles to add to an element by itself in a result that the second cache does not hold
+WINDOW = 0.6  # cycles to pack an element that windows share
+HALO = 10  # how many times that where not all of an image is packed at once
+MASKED = 6.0  # cycles to pack an element that is gathered under a mask
 LOOP, ISSUE = 3, 3.1  # instructions of a loop itself, and how many a cycle
 ROOM = 0.5  # of the second cache that a block of packed rows takes
 NEAR, FAR = 24, 8  # bytes a cycle from the second cache, and from beyond it
@@ -42,7 +46,8 @@ UNEVEN = 0.03  # of the time, if one thread gets one task: threads are never equ
 class Blocking:
     """Sizes: `tile_m` rows and `tile_n` columns in registers, `block` tiles of m in a block (0: all), the
     sum in `pieces`, `tasks` on the axis `shared` ("m", "n", "outer" or ""); whether rows and columns are
-    packed, and whether all columns at once, before the blocks of a task (`wide`), not a panel at a time."""
+    packed, and whether all columns at once, before the blocks of a task (`wide`), not a panel at a time.
+    `window`: rows are packed with what their windows share stored once."""
 
     tile_m: int
     tile_n: int
@@ -54,6 +59,7 @@ class Blocking:
     pack_columns: bool = True
     wide: bool = False
     tile_o: int = 1  # of p.across, beside the columns
+    window: bool = False
 
     @property
     def columns(self) -> int:
@@ -71,14 +77,21 @@ class Blocking:
         block = self.block or tiles_m
         blocks = ceildiv(tiles_m, block)
         work = p.batches * blocks * block * tiles_n * self._tile(p, block)
-        if self.pack_rows:
+        if self.window:
+            work += self._window_copies(p) * p.row_elements * WINDOW
+        elif self.pack_rows:
             packing = max(p.row_packing, 2 * p.itemsize / COPY_FAR) if p.rows_beyond else p.row_packing
             work += self._row_copies(p) * blocks * block * self.tile_m * p.folded * packing
         if self.pack_columns:
             passes = blocks if not self.wide else self.tasks if self.shared == "m" else 1
+            if self.shared == "outer" and not p.moves_columns(p.outer[0]):
+                passes *= self.tasks
             work += p.column_batches * passes * tiles_n * self.columns * p.folded * self._column_copy(p)
         if not p.is_near:
-            work += p.elements * SCATTER * self.pieces
+            far = self.pieces > 1 and p.elements * p.itemsize > p.target.l2_bytes
+            held = p.rows_are_windows and p.elements * p.itemsize <= p.target.l2_bytes // 4
+            store = SCATTER_FAR if far else NEARBY if p.steps_along_m or held else SCATTER
+            work += p.elements * store * self.pieces
         threads = p.target.threads if self.tasks > 1 else 1
         waiting = UNEVEN * threads / self.tasks if threads > 1 else 0.0
         return float(work * (ceildiv(self.tasks, threads) / self.tasks + waiting / threads))
@@ -86,12 +99,16 @@ class Blocking:
     def _column_copy(self, p: Product) -> float:
         """Cycles to pack an element of the columns."""
         packing = 2 * COPY if p.run and self.tile_n % p.run == 0 else p.packing
+        if self.window and p.size_n % self.tile_n:
+            packing = MASKED
         return max(packing, 2 * p.itemsize / COPY_FAR) if p.columns_far else packing
 
     def _tile(self, p: Product, block: int) -> float:
         """Cycles of one register tile."""
         depth, total = p.folded // self.pieces, self.tile_m * ceildiv(self.columns, p.lanes)
         panel, strip = depth * self.columns * p.itemsize, depth * self.tile_m * p.itemsize
+        if self.window:
+            strip = int(strip * p.row_share)
         # a panel too large for the first cache streams from the second one for each tile of rows
         streamed = panel + strip if panel > 0.6 * p.target.l1_bytes else strip
         cycles = max(depth * self.step(p), streamed / NEAR)
@@ -116,15 +133,28 @@ class Blocking:
         vectors = ceildiv(self.columns, p.lanes)
         loads = self.tile_m + vectors * (1.0 if self.pack_columns else 2.0 if p.packing == COPY else p.lanes)
         total = self.tile_m * vectors
+        if not self.pack_rows:
+            total += self.tile_m * p.row_work
         issue = (total + loads + LOOP) / ISSUE
         cycles = max(total / 2, loads / 2, issue, 4.0 * min(1.0, total / 8)) + 0.4
-        if self.tile_m * p.itemsize > 32:  # measured: strips of more than half a cache line a step
-            cycles *= 1.25
+        if self.tile_m * p.itemsize > 32 and not self.window:
+            cycles *= 1.25  # measured: strips of more than half a cache line a step
+        if self.tile_m * vectors + vectors >= p.target.vector_registers:
+            cycles += 3.0  # the last registers are taken
         return float(cycles)
 
     def per_product(self, p: Product) -> float:
         """Cycles of a product in the middle of a tile, what the edges waste included."""
         return float(self.step(p) * ceildiv(p.size_m, self.tile_m) * self.tiles_n(p))
+
+    def _window_copies(self, p: Product) -> int:
+        """How often all elements of windowed rows are packed."""
+        outer = [a for a in p.outer if any(depends(value, a) for _, value in p.rows)]
+        again = self.shared == "n" or (self.shared == "outer" and p.outer[0] not in outer)
+        panels = self.tiles_n(p) if any(not p.moves_columns(a) for a in outer) else 1
+        image = p.row_elements * p.itemsize // (size_of(outer[0]) if outer else 1)
+        overlaps = HALO if image > ROOM * p.target.l2_bytes else 1  # rows of windows, copied a few at a time
+        return panels * overlaps * (self.tasks if again and panels == 1 else 1)
 
     def _row_copies(self, p: Product) -> int:
         """How often all rows are packed."""
@@ -138,7 +168,7 @@ class Blocking:
 
 def best_blocking(p: Product, pieces: bool = True) -> Blocking | None:
     """The blocking of least cost: first register tiles by themselves, then all else for the best of them."""
-    tiles = sorted(_tiles(p), key=lambda b: b.per_product(p))[:6]
+    tiles = sorted(_tiles(p), key=lambda b: b.per_product(p))[: 10 if p.rows_are_windows else 6]
     return min(
         [b for tile in tiles for b in _variants(p, tile, pieces)], key=lambda b: b.cycles(p), default=None
     )
@@ -154,7 +184,8 @@ def _tiles(p: Product) -> Iterator[Blocking]:
     registers = p.target.vector_registers
     runs = lcm(p.run, p.lanes) // p.lanes
     for vectors in sorted({1, 2, 3, 4, *([runs] if 0 < runs <= 8 else [])}):
-        most = min((registers - 1 - vectors) // vectors, 14, p.size_m)
+        spare = 1 - p.rows_are_windows  # of registers
+        most = min((registers - spare - vectors) // vectors, 14, p.size_m)
         for beside in [n for n in (1, 2, 3, 4) if vectors <= 4 and vectors % n == 0] or [1]:
             tile_n = vectors // beside * p.lanes
             if tile_n - p.lanes >= p.size_n or (
@@ -177,12 +208,14 @@ def _variants(p: Product, tile: Blocking, pieces: bool) -> Iterator[Blocking]:
                 choice = replace(
                     tile, block=block, pieces=cut, shared=shared, tasks=tasks,
                     pack_rows=uses >= (1 if p.rows_odd else 3) and place,
-                    pack_columns=(block or tiles_m) >= 2,
+                    pack_columns=(block or tiles_m) * p.column_uses >= 2,
                 )  # fmt: skip
                 if choice.pack_rows and p.rows_are_read and not p.rows_odd:
                     yield replace(choice, pack_rows=False)
                 if fits or not choice.pack_rows:
                     yield choice
+                if p.rows_are_windows and place:
+                    yield replace(choice, pack_rows=True, window=True)
                 held = p.folded // cut * p.itemsize * (tile.tiles_n(p) * tile.columns + block * tile.tile_m)
                 several = blocks > (tasks if shared == "m" else 1) and (cut > 1 or bool(shared))
                 if several and fits and choice.pack_columns and held <= p.target.scratch_bytes:
@@ -200,6 +233,8 @@ def _blocks(p: Product, tile: Blocking, pieces: int, tiles_m: int) -> list[tuple
     """How many tiles of rows make a block: all (0), or what fits the second cache in a few sizes; whether
     they fit."""
     depth = p.folded // pieces * p.itemsize
+    if depth * tile.columns > p.target.scratch_bytes:
+        return []
     room = min(ROOM * p.target.l2_bytes, p.target.scratch_bytes) - depth * tile.columns
     most = max(1, int(room / (depth * tile.tile_m)))
     found: set[int] = set()
@@ -302,11 +337,25 @@ def _carry_out(table: AxisTable, p: Product, b: Blocking) -> None:
     inside = {a.number for a in (*panels, *tiles)}
     levels = [a for a in table.of_type(AxisType.THREAD, AxisType.LOOP) if a.number not in inside]
     outside = [a for a in levels if a not in still]
+    while len(outside) > 1 and b.window and not p.moves_columns(outside[-1]):
+        outside.pop()  # of the shared axis: columns stay for all of a task
     panel = outside[-2:-1] if b.wide and loops.m_block is not None else panels[-1:] or outside[-1:]
-    for number, _ in p.columns if b.pack_columns and tiles and panel else ():
+    for number, _ in p.columns if b.pack_columns and (tiles or still) and panel else ():
         table.apply(Opt(OptKind.STAGE, panel[0].number, number))
+    if b.window and levels:
+        _stage_windows(table, p, levels)
+        return
     for number, _ in p.rows if b.pack_rows and levels else ():
         table.apply(Opt(OptKind.STAGE, levels[-1].number, number))
+
+
+def _stage_windows(table: AxisTable, p: Product, levels: Sequence[Axis]) -> None:
+    """Stage the rows at the outermost level where they fit beside the columns."""
+    room = int(ROOM * p.target.l2_bytes)
+    for (number, _), found in zip(p.rows, p.row_windows, strict=True):
+        kind = OptKind.STAGE if found is None else OptKind.WINDOW
+        fitting = [a for a in levels if table.scratch_of(Opt(kind, a.number, number)) <= room]
+        table.apply(Opt(kind, (fitting or levels[-1:])[0].number, number))
 
 
 class _Loops:

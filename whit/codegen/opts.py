@@ -17,7 +17,16 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from whit.codegen.stages import Level, reads_of, stage_reads
+from whit.codegen.stages import (
+    Level,
+    Wanted,
+    Windows,
+    find_windows,
+    next_uid,
+    reads_of,
+    stage_reads,
+    windowed,
+)
 from whit.codegen.target import Target
 from whit.helpers import WhitError, prod, round_up
 from whit.uop import AxisType, Ops, RangeArg, Sint, UOp, dtypes
@@ -46,12 +55,19 @@ class OptKind(enum.Enum):
     PADTO = "round the size up to a multiple of `amount`; what is beyond the end is masked"
     ACCUMULATE = "a sum is cut into `amount` long pieces by a LOOP that adds each to the stored result"
     STAGE = "inside of the axis, a LOOP or THREAD, read `amount` comes from scratch that is filled there once"
+    WINDOW = "as STAGE, with elements that several windows share, such as a convolution's, stored once"
 
     def __repr__(self) -> str:
         return self.name
 
 
-_WORDS = {OptKind.SWAP: "with", OptKind.MERGE: "with", OptKind.PADTO: "to", OptKind.STAGE: "read"}
+_WORDS = {
+    OptKind.SWAP: "with",
+    OptKind.MERGE: "with",
+    OptKind.PADTO: "to",
+    OptKind.STAGE: "read",
+    OptKind.WINDOW: "read",
+}
 
 
 @arg_class()
@@ -166,7 +182,7 @@ class AxisTable:
     pads: list[tuple[Axis, int]] = field(default_factory=list)  # value of the axis must be below the number
     closers: list[UOp] = field(default_factory=list)  # the ENDs and REDUCEs of the kernel
     reads: list[UOp] = field(default_factory=list)  # what STAGE can copy, see stages.reads_of
-    stages: list[tuple[UOp, Level]] = field(default_factory=list)
+    stages: list[tuple[UOp, Level, Windows | None]] = field(default_factory=list)
     scratch: dict[UOp, int] = field(default_factory=dict)  # staged read -> bytes
 
     @staticmethod
@@ -198,12 +214,12 @@ class AxisTable:
 
     def apply(self, opt: Opt) -> None:
         """Carry out one opt. OptError, with the table unchanged, if it is not legal."""
-        if self.stages and opt.kind is not OptKind.STAGE:
+        if self.stages and opt.kind not in STAGING:
             raise OptError(f"{opt}", because="the kernel is staged already", fix="apply STAGE last")
         axis = self.axes.get(opt.axis)
         if axis is None:
             raise OptError(f"{opt}", because=f"the kernel has no axis {opt.axis}", fix=f"its axes are {self}")
-        if axis.accumulates and opt.kind not in (OptKind.SWAP, OptKind.STAGE):
+        if axis.accumulates and opt.kind not in (OptKind.SWAP, *STAGING):
             raise OptError(
                 f"{opt}",
                 because="the axis adds to the stored result, one piece after another",
@@ -213,7 +229,7 @@ class AxisTable:
             self._two_axes(opt, axis)
         elif opt.kind is OptKind.PADTO:
             self._pad(opt, axis)
-        elif opt.kind is OptKind.STAGE:
+        elif opt.kind in STAGING:
             self._stage(opt, axis)
         else:
             self._split(opt, axis)
@@ -422,6 +438,23 @@ class AxisTable:
         return part is axis
 
     def _stage(self, opt: Opt, axis: Axis) -> None:
+        value, level, windows = self._staging(opt, axis)
+        nbytes, used = self._scratch_of(value, level, windows), sum(self.scratch.values())
+        if used + nbytes > self.target.scratch_bytes:
+            raise OptError(
+                f"{opt}",
+                because=f"{used + nbytes} bytes of scratch, the target has {self.target.scratch_bytes}",
+                fix="stage at an inner axis, or split axes first",
+            )
+        self.scratch[value] = nbytes
+        self.stages.append((value, level, windows))
+
+    def scratch_of(self, opt: Opt) -> int:
+        """Bytes of scratch that a STAGE or WINDOW would take. OptError if it is not legal."""
+        return self._scratch_of(*self._staging(opt, self.axes[opt.axis]))
+
+    def _staging(self, opt: Opt, axis: Axis) -> tuple[UOp, Level, Windows | None]:
+        """The value that a STAGE or WINDOW copies, where, and its windows. OptError if that cannot be."""
         self.reads = self.reads or reads_of(self.ast)
         if axis.type not in (AxisType.LOOP, AxisType.THREAD):
             raise OptError(
@@ -434,26 +467,44 @@ class AxisTable:
                 f"{opt}", because=f"the kernel has {len(self.reads)} reads", fix="number them from 0"
             )
         value, level = self.reads[opt.amount], Level(axis.type, axis.number)
-        if any(value is staged for staged, _ in self.stages):
+        if any(value is staged for staged, _, _ in self.stages):
             raise OptError(f"{opt}", because="this read is staged already", fix="stage it once")
-        inside = [a for a in self.axes.values() if not value.ranges.isdisjoint(a.roots)]
-        closed = [a for a in inside if (a.type, a.number) > (level.type, level.number)]
+        closed = self._closed(value, level)
         if not closed:
             raise OptError(
                 f"{opt}", because="the read does not change inside of this axis", fix="stage at an outer axis"
             )
         if any(not isinstance(a.size, int) for a in closed):
             raise OptError(f"{opt}", because="scratch of a symbolic size", fix="stage what has a fixed size")
-        nbytes = prod(_sizes(closed)) * value.dtype.itemsize
-        used = sum(self.scratch.values())
-        if used + nbytes > self.target.scratch_bytes:
+        return value, level, self._windows(opt, value) if opt.kind is OptKind.WINDOW else None
+
+    def _closed(self, value: UOp, level: Level) -> list[Axis]:
+        """The axes inside of a level on which a value depends."""
+        inside = [a for a in self.axes.values() if not value.ranges.isdisjoint(a.roots)]
+        return [a for a in inside if (a.type, a.number) > (level.type, level.number)]
+
+    def _scratch_of(self, value: UOp, level: Level, windows: Windows | None) -> int:
+        if windows is None:
+            return int(prod(_sizes(self._closed(value, level))) * value.dtype.itemsize)
+        builder = _Builder(self)
+        item = windowed(windows, value, level, builder.new, builder.masks, max(self.axes) + 1)
+        closed = [r for r in item.value.ranges if level.closes(r)]
+        return int(prod([int(r.src[0].arg) for r in closed]) * value.dtype.itemsize)
+
+    def _windows(self, opt: Opt, value: UOp) -> Windows:
+        """The windows of a read. OptError if it has none, or if a sum over them is padded: what is read
+        beyond the end is not 0."""
+        found = find_windows(value)
+        if found is None:
             raise OptError(
-                f"{opt}",
-                because=f"{used + nbytes} bytes of scratch, the target has {self.target.scratch_bytes}",
-                fix="stage at an inner axis, or split axes first",
+                f"{opt}", because="no two loops walk through the read together", fix="use STAGE instead"
             )
-        self.scratch[value] = nbytes
-        self.stages.append((value, level))
+        for axis, _ in self.pads:
+            if any(r in found.grouped and r.arg.axis.is_reduce for r in axis.roots):
+                raise OptError(
+                    f"{opt}", because="a sum over a window is padded", fix="use an amount that divides it"
+                )
+        return found
 
     # ---- the result
 
@@ -463,6 +514,7 @@ class AxisTable:
 
 
 _TWO_AXES = frozenset({OptKind.SWAP, OptKind.MERGE})
+STAGING = (OptKind.STAGE, OptKind.WINDOW)  # they come last
 _TOP = frozenset(
     {OptKind.THREAD, OptKind.GROUPTOP, OptKind.ACCUMULATE}
 )  # the amount counts the outer part, which changes its type
@@ -578,9 +630,21 @@ class _Builder:
                 new[node] = _simplify_node(node, tuple([new[s] for s in src]))
         sink = new[table.ast]
         if table.stages:
-            sink = stage_reads(sink, [(new[value], level) for value, level in table.stages], table.target)
+            sink = stage_reads(sink, self.wanted(sink), table.target)
         opts = tuple(table.opts)
         return sink.replace(arg=KernelArg(kernel_name(table), opts))
+
+    def wanted(self, sink: UOp) -> list[Wanted]:
+        """What comes from scratch."""
+        uid, found = next_uid(sink.toposort()), list[Wanted]()
+        for value, level, windows in self.table.stages:
+            node = self.new[value]
+            if windows is None:
+                found.append(Wanted(node, node, level))
+            else:
+                found.append(windowed(windows, node, level, self.new, self.masks, uid))
+                uid += len(windows.groups)
+        return found
 
     def present(self, roots: Sequence[UOp]) -> list[UOp]:
         """The RANGEs that stand for these roots now, outermost first."""

@@ -15,10 +15,10 @@ from functools import cached_property
 
 from whit.codegen.opts import Axis
 from whit.codegen.scopes import Kernel
-from whit.codegen.stages import reads_of, source_steps
+from whit.codegen.stages import Windows, contiguous_loops, find_windows, reads_of, source_steps
 from whit.codegen.target import Target
 from whit.helpers import prod
-from whit.uop import AxisType, Ops, UOp
+from whit.uop import AxisType, Ops, UOp, dtypes
 from whit.uop.ops import DOTS
 from whit.uop.symbolic import linear_form
 
@@ -46,6 +46,7 @@ class Product:
     is_near: bool = True  # whether results are neighbours along n
     merged: bool = False  # n stands for two axes, `across` and the one found first
     run: int = 0  # if so: neighbours of the source come in runs of this length, which whole tiles can copy
+    steps_along_m: bool = False  # whether results are neighbours along m
 
     @cached_property
     def columns_far(self) -> bool:
@@ -79,6 +80,43 @@ class Product:
         """Whether the index of the rows has more than factors of axes: it is best evaluated once."""
         reads = [u for _, value in self.rows for u in value.toposort() if u.op is Ops.INDEX]
         return any(t.op is not Ops.RANGE for read in reads for t in linear_form(read.src[1])[0])
+
+    @cached_property
+    def row_windows(self) -> list[Windows | None]:
+        """How the rows are read through windows, value by value."""
+        return [find_windows(value) for _, value in self.rows]
+
+    @cached_property
+    def rows_are_windows(self) -> bool:
+        """Whether rows can be staged with what windows share stored once."""
+        return self.itemsize == 4 and any(found is not None for found in self.row_windows)
+
+    @cached_property
+    def row_elements(self) -> int:
+        """Elements of all rows, those that windows share counted once."""
+        total = 0
+        for (_, value), found in zip(self.rows, self.row_windows, strict=True):
+            ranges = value.ranges if found is None else found.value.ranges
+            total += prod([int(r.src[0].arg) for r in ranges])
+        return int(total)
+
+    @cached_property
+    def row_share(self) -> float:
+        """Elements of the rows as a share of what they are when each window has its own."""
+        plain = sum([prod([int(r.src[0].arg) for r in v.ranges]) for _, v in self.rows])
+        return float(self.row_elements / plain)
+
+    @cached_property
+    def row_work(self) -> int:
+        """Operations to compute an element of the rows."""
+        return sum(
+            [u.op.is_alu and u.dtype is not dtypes.index for _, value in self.rows for u in value.toposort()]
+        )
+
+    @cached_property
+    def column_uses(self) -> int:
+        """How often each panel of columns is used beside the rows of its own product."""
+        return int(prod([size_of(a) for a in self.outer if not self.moves_columns(a)]))
 
     @cached_property
     def batches(self) -> int:
@@ -185,13 +223,20 @@ def find_products(k: Kernel) -> list[Product]:
     values = [(number, value) for number, value in values if any(depends(value, a) for a in folds)]
     near = _neighbours(table.ast, loops)
     others = sorted([a for a in loops if a is not near], key=lambda a: -size_of(a))[:2]
-    found = [_product(k.target, n, loops, folds, values, reduce.dtype.itemsize) for n in (near, *others) if n]
-    return [replace(p, is_near=p.n is near) for p in found if p is not None]
+    found = [
+        _product(k.target, n, m, loops, folds, values, reduce.dtype.itemsize)
+        for n in (near, *others)
+        for m in ((None, near) if near is not n else (None,))
+        if n is not None
+    ]
+    forms = [replace(p, is_near=p.n is near, steps_along_m=p.m is near) for p in found if p is not None]
+    return [p for at, p in enumerate(forms) if all(p.m is not q.m or p.n is not q.n for q in forms[:at])]
 
 
 def _product(
     target: Target,
     n: Axis,
+    wanted_m: Axis | None,
     loops: list[Axis],
     folds: list[Axis],
     values: list[tuple[int, UOp]],
@@ -205,7 +250,9 @@ def _product(
     ]
     if not rows or not columns or not own:
         return None
-    m = max(own, key=size_of)
+    if wanted_m is not None and wanted_m not in own:
+        return None
+    m = wanted_m or max(own, key=size_of)
     outer = tuple([a for a in loops if a is not m and a is not n])
     folded = prod([size_of(a) for a in folds])
     p = Product(target, m, n, outer, folded, max(folds, key=size_of), rows, columns, itemsize)
@@ -258,5 +305,6 @@ def _packing(values: Sequence[tuple[int, UOp]], axis: Axis, folds: Sequence[Axis
         steps = _steps(value)
         if steps.get(axis.roots[-1]) != 1:  # squares are turned around where the sum walks through neighbours
             turns = any(steps.get(a.roots[-1]) == 1 and size_of(a) * 2 >= lanes for a in folds)
+            turns = turns or bool(contiguous_loops(value, [r for a in folds for r in a.roots]))
             costs.append(TURN if turns else GATHER)
     return max(costs)

@@ -17,9 +17,9 @@ from typing import NamedTuple, Protocol
 from whit.codegen.costs import divisors
 from whit.codegen.heuristics import choose
 from whit.codegen.lower import prepare
-from whit.codegen.opts import Axis, AxisTable, Opt, OptError, OptKind
+from whit.codegen.opts import STAGING, Axis, AxisTable, Opt, OptError, OptKind
 from whit.codegen.scopes import Kernel
-from whit.codegen.stages import reads_of
+from whit.codegen.stages import find_windows, reads_of
 from whit.codegen.target import Target
 from whit.helpers import log, round_up
 from whit.uop import AxisType, Ops, UOp, dtypes
@@ -165,15 +165,16 @@ class Search:
 
     def _more(self, parent: Opts) -> list[Iterator[Opts]]:
         """One opt (with what it needs) more, by kind. STAGEs stay last."""
-        staged = tuple([opt for opt in parent if opt.kind is OptKind.STAGE])
-        loops = tuple([opt for opt in parent if opt.kind is not OptKind.STAGE])
+        staged = tuple([opt for opt in parent if opt.kind in STAGING])
+        loops = tuple([opt for opt in parent if opt.kind not in STAGING])
         table = AxisTable.of(self.ready, self.target)
         for opt in loops:
             table.apply(opt)
         by_kind: dict[OptKind, list[Opts]] = {}
         for more in actions(table):
             by_kind.setdefault(more[-1].kind, []).append((*loops, *more, *staged))
-        by_kind[OptKind.STAGE] = [(*parent, opt) for opt in _stagings(table)]
+        for opt in _stagings(table):
+            by_kind.setdefault(opt.kind, []).append((*parent, opt))
         return [iter(group) for group in by_kind.values()]
 
     def _is_new(self, opts: Opts) -> bool:
@@ -204,7 +205,7 @@ def _in_turn(groups: Sequence[Iterable[Opts]]) -> Iterator[Opts]:
 # ---- changes of what is there ------------------------------------------------------------------------------
 
 # the amount is an axis, a read, or belongs to another opt
-_FIXED = frozenset({OptKind.SWAP, OptKind.MERGE, OptKind.STAGE, OptKind.PADTO})
+_FIXED = frozenset({OptKind.SWAP, OptKind.MERGE, OptKind.PADTO, *STAGING})
 _TILES = frozenset({OptKind.UPCAST, OptKind.UNROLL})
 
 
@@ -307,6 +308,8 @@ def _stagings(table: AxisTable) -> Iterator[Opt]:
         for number, value in enumerate(reads):
             if any(value.ranges < r.src[0].ranges for r in reduced):
                 yield Opt(OptKind.STAGE, axis.number, number)
+                if find_windows(value) is not None:
+                    yield Opt(OptKind.WINDOW, axis.number, number)
 
 
 def _size(axis: Axis) -> int:

@@ -7,14 +7,18 @@
 
 `stage_reads` makes the nodes for opts, choosing the layout; `lower_stages` turns them into memory and loops.
 The value may be any expression: packing a panel evaluates masks, windows and conversions once.
+
+Windows overlap: a convolution reads x[y + p, x + q] for many y and p with one sum. `find_windows` finds such
+ranges; WINDOW stages the value over their sums, each element once, masks of the border included.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from whit.codegen.target import Target
 from whit.helpers import round_up
@@ -80,28 +84,85 @@ class Level:
         return (r.arg.axis, r.arg.uid) > (self.type, self.number)
 
 
-def stage_reads(sink: UOp, wanted: Iterable[tuple[UOp, Level]], target: Target) -> UOp:
-    """The kernel with these values (nodes of it) read from scratch that is filled at their levels."""
+@dataclass(slots=True)
+class Wanted:
+    """A value of the kernel that comes from scratch: `node` is read there, `value` says what is stored, and
+    `back` what the ranges are that only `value` has."""
+
+    node: UOp
+    value: UOp
+    level: Level
+    back: dict[UOp, UOp] = field(default_factory=dict)
+
+
+def stage_reads(sink: UOp, wanted: Iterable[Wanted], target: Target) -> UOp:
+    """The kernel with these values read from scratch that is filled at their levels."""
     order = sink.toposort()
     # rows of a tile that lie side by side in scratch already are the vectors of the whole kernel
     vectors = frozenset([r for u in order if u.op is Ops.STAGE for r in u.ranges if r.arg.axis.is_tile])
     vectors = vectors or stored_neighbours(sink)
-    uid = next_uid(order)
+    wanted = list(wanted)
+    uid = next_uid([*order, *[r for item in wanted for r in item.back]])
     changes: dict[UOp, UOp] = {}
-    for number, (value, level) in enumerate(wanted):
-        halves = _halves(value, level, uid)
+    for number, item in enumerate(wanted):
+        value, level = item.value, item.level
+        halves = {} if item.back else _halves(value, level, uid)
         uid += 2 * len(halves)
+        back = dict(item.back)
+        if not halves and not back:
+            value, back = _flattened(value, level, uid)
+            uid += len(back)
         whole = {r: outer * _size([inner]) + inner for r, (outer, inner) in halves.items()}
         exact = frozenset([inner for _, inner in halves.values()])
-        layout = _Layout(simplify(value.substitute(whole)), level, vectors, exact, target.lanes(value.dtype))
+        lanes = target.lanes(value.dtype)
+        deep = _innermost(item, lanes) if item.back else None
+        layout = _Layout(simplify(value.substitute(whole)), level, vectors, exact, lanes, deep)
         layout.keep_together(halves.values())
         read = layout.staged(number, uid)
-        back: dict[UOp, UOp] = {}
         for r, (outer, inner) in halves.items():
             back |= {outer: r // _size([inner]), inner: r % _size([inner])}
-        changes[value] = read.replace(src=(read.src[0], simplify(read.src[1].substitute(back))))
+        changes[item.node] = read.replace(src=(read.src[0], simplify(read.src[1].substitute(back))))
         uid += 2 * layout.count
     return sink.substitute(changes)
+
+
+def contiguous_loops(value: UOp, loops: Iterable[UOp]) -> list[UOp]:
+    """The innermost of these loops that walk through memory together as one: kernels of a convolution lie as
+    channel, row, column. Empty if there are not two."""
+    steps, found, size = source_steps(value), list[UOp](), 1
+    for r in sorted(loops, key=lambda r: (r.arg.axis, r.arg.uid), reverse=True):
+        if steps.get(r) != size:
+            break
+        found.append(r)
+        size *= _size([r])
+    return found[::-1] if len(found) > 1 else []
+
+
+def _flattened(value: UOp, level: Level, uid: int) -> tuple[UOp, dict[UOp, UOp]]:
+    """A value that is read across its tile, with loops of a sum that walk through neighbours made one, so
+    that squares of it can be turned around. And what that one is."""
+    steps = source_steps(value)
+    closed = [r for r in value.ranges if level.closes(r)]
+    folds = contiguous_loops(value, [r for r in closed if r.arg.axis is AxisType.REDUCE])
+    tile = [r for r in closed if r.arg.axis.is_tile]
+    reads = [u for u in value.toposort() if u.op is Ops.INDEX]
+    if not folds or not tile or any(steps.get(r) == 1 for r in tile) or any(len(u.src) > 2 for u in reads):
+        return value, {}
+    whole = _range(uid, _size(folds), AxisType.LOOP)
+    changes, place, size = dict[UOp, UOp](), UOp.index(0), 1
+    for r in reversed(folds):
+        changes[r] = (whole // size) % _size([r])
+        place, size = place + r * size, size * _size([r])
+    flat = simplify(value.substitute(changes))
+    return (flat, {whole: simplify(place)}) if source_steps(flat).get(whole) == 1 else (value, {})
+
+
+def _innermost(item: Wanted, lanes: int) -> UOp | None:
+    """The innermost loop of a sum, if it is long and no window: what its steps read lies side by side."""
+    walked = frozenset[UOp]().union(*[place.ranges for place in item.back.values()])
+    sums = [r for r in item.value.ranges | walked if r.arg.axis is AxisType.REDUCE]
+    last = max(sums, key=lambda r: int(r.arg.uid), default=None)
+    return last if last in item.value.ranges and last is not None and _size([last]) * 2 >= lanes else None
 
 
 def _halves(value: UOp, level: Level, uid: int) -> dict[UOp, tuple[UOp, UOp]]:
@@ -122,6 +183,113 @@ def _halves(value: UOp, level: Level, uid: int) -> dict[UOp, tuple[UOp, UOp]]:
             found[r] = _range(uid, _size([r]) // n, r.arg.axis), _range(uid + 1, n, r.arg.axis)
             uid += 2
     return found
+
+
+# ---- windows -----------------------------------------------------------------------------------------------
+
+MOST_STRIDE = 8  # of a window
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranges that a value depends on by one sum alone: `whole` is that sum, from 0 to its size - 1, and
+    equals the sum of factor * range plus `offset`."""
+
+    whole: UOp
+    factors: tuple[tuple[UOp, int], ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """A value as a function of sums: that of some ranges, and those ranges in groups."""
+
+    value: UOp
+    groups: tuple[Group, ...]
+
+    @property
+    def grouped(self) -> frozenset[UOp]:
+        """The ranges that are in a group."""
+        return frozenset([r for group in self.groups for r, _ in group.factors])
+
+
+@lru_cache(maxsize=256)
+def find_windows(value: UOp) -> Windows | None:
+    """The windows through which a value of the unoptimised kernel is read, with masks that only depend on
+    the place in memory; None if there are none."""
+    reads = [u for u in value.toposort() if u.op is Ops.INDEX]
+    uid = next_uid(value.toposort())
+    groups: list[Group] = []
+    while len(groups) < len(value.ranges):
+        forms = [linear_form(read.src[1])[0] for read in reads]
+        if not all(t.op is Ops.RANGE and t.src[0].op is Ops.CONST for form in forms for t in form):
+            return None
+        found = _grouped(value, forms[0], uid + len(groups))
+        if found is None:
+            break
+        value, group = found
+        groups.append(group)
+    return Windows(value, tuple(groups)) if groups else None
+
+
+def _grouped(value: UOp, terms: Mapping[UOp, int], uid: int) -> tuple[UOp, Group] | None:
+    """The value with two of its ranges, one summed over and one not, replaced by a range that is their
+    sum."""
+    ranges = sorted([r for r in terms if r in value.ranges], key=lambda r: (abs(terms[r]), r.arg.uid))
+    for first, second in itertools.combinations(ranges, 2):
+        factor, rest = divmod(terms[second], abs(terms[first]))
+        if first.arg.axis is second.arg.axis or rest or abs(factor) > MOST_STRIDE:
+            continue
+        sign = 1 if terms[first] > 0 else -1
+        low = sum([min(0, f * int(r.vmax)) for r, f in ((first, sign), (second, factor))])
+        high = sum([max(0, f * int(r.vmax)) for r, f in ((first, sign), (second, factor))])
+        if high - low + 1 >= _size([first]) * _size([second]):
+            continue  # nothing is shared
+        whole = _range(uid, high - low + 1, AxisType.LOOP)
+        apart = (whole + low + second * -factor) * sign  # what `first` is
+        changed = simplify(value.substitute({first: simplify(apart)}))
+        if second not in changed.ranges and first not in changed.ranges:
+            return changed, Group(whole, ((first, sign), (second, factor)), -low)
+    return None
+
+
+def windowed(
+    windows: Windows,
+    node: UOp,
+    level: Level,
+    new: Mapping[UOp, UOp],
+    masks: Mapping[UOp, list[UOp]],
+    uid: int,
+) -> Wanted:
+    """What to stage so that windows find their elements in one piece of the source: `node` of the optimised
+    kernel, where `new` says what the ranges became and `masks` which of them were padded."""
+    back: dict[UOp, UOp] = {}
+    changes = {r: new[r] for r in windows.value.ranges if r in new}
+    inside = [mask for r in changes for mask in masks.get(r, ())]
+    for group in windows.groups:
+        parts: dict[bool, UOp] = {True: UOp.index(0), False: UOp.index(0)}
+        for r, factor in group.factors:
+            terms, constant = linear_form(new[r])
+            parts[False] = parts[False] + constant * factor
+            for term, times in terms.items():
+                inner = any(level.closes(x) for x in term.ranges)
+                parts[inner] = parts[inner] + term * (times * factor)
+        within, around = simplify(parts[True]), simplify(parts[False] + group.offset)
+        if within.op is Ops.CONST:
+            changes[group.whole] = simplify(around + within)
+            continue
+        low = int(within.vmin)
+        local = _range(uid, int(within.vmax) - low + 1, AxisType.LOOP)
+        uid += 1
+        back[local] = simplify(within + -low)
+        place = changes[group.whole] = simplify(around + low + local)
+        if place.vmin < 0:
+            inside.append(simplify(UOp.index(-1).lt(place)))
+        if place.vmax > group.whole.vmax:
+            inside.append(simplify(place.lt(group.whole.src[0])))
+    value = simplify(windows.value.substitute(changes))
+    mask = conjunction(*inside)
+    return Wanted(node, value if mask is None else simplify(gated(value, mask, {})), level, back)
 
 
 def stored_neighbours(sink: UOp) -> frozenset[UOp]:
@@ -149,16 +317,22 @@ class _Layout:
     """
 
     def __init__(
-        self, value: UOp, level: Level, vectors: frozenset[UOp], exact: frozenset[UOp], lanes: int
+        self,
+        value: UOp,
+        level: Level,
+        vectors: frozenset[UOp],
+        exact: frozenset[UOp],
+        lanes: int,
+        deep: UOp | None = None,
     ) -> None:
-        """`exact`: ranges that must not be padded."""
+        """`exact`: ranges that must not be padded. `deep`: innermost where there is no tile axis."""
         self.value, self.lanes, self.exact = value, lanes, exact
         steps = source_steps(value)
         rows = [r for r in value.ranges if level.closes(r)]
         rows.sort(key=lambda r: (r.arg.axis, r.arg.uid))
         tile = [r for r in rows if r.arg.axis.is_tile]
         self.count = len(rows)
-        self.inner = next((r for r in tile if r in vectors), tile[-1] if tile else None)
+        self.inner = next((r for r in tile if r in vectors), tile[-1] if tile else deep)
         least = 1 if self.inner is None else min(lanes // 2, _size([self.inner]))
         others = [r for r in reversed(rows) if _size([r]) >= least]
         runs = [r for r in (self.inner, *others) if r is not None and steps.get(r) == 1]
@@ -195,7 +369,9 @@ class _Layout:
                 width = self.lanes
             place = place * self._fill(self.run, room, width) + self.run
         if self.inner is not None:
-            place = place * self._fill(self.inner, inner, inner) + self.inner
+            # elements that lie apart are gathered for a vector at a time, each line of the source once
+            width = self.lanes if self.run is None and inner % self.lanes == 0 else inner
+            place = place * self._fill(self.inner, inner, width) + self.inner
         fill = simplify(gated(self.value, conjunction(*self.masks), self.renamed))
         stage = UOp(Ops.STAGE, self.value.dtype, (fill, *self.fills), StageArg("local", number))
         return UOp(Ops.INDEX, self.value.dtype, (stage, simplify(place)))
@@ -306,7 +482,8 @@ def _keeps_neighbours(stage: UOp) -> bool:
     if not last.arg.axis.is_tile or any(u.op is Ops.REDUCE for u in stage.src[0].toposort()):
         return False
     reads = [linear_form(u.src[1])[0] for u in stage.src[0].toposort() if u.op is Ops.INDEX]
-    near = {r for terms in reads for r, factor in terms.items() if factor == 1 and r.op is Ops.RANGE and r.arg.axis.is_tile}
+    ones = [r for terms in reads for r, factor in terms.items() if factor == 1 and r.op is Ops.RANGE]
+    near = {r for r in ones if r.arg.axis.is_tile}
     return near == {last}
 
 
