@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from whit.helpers import ArgumentError, FileFormatError
+from whit.llm.texts import find_texts
 
 if TYPE_CHECKING:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -111,9 +112,9 @@ def default_template(tokenizer: Tokenizer, architecture: str = "") -> str:
     """The name (in `DEFAULTS`) of the template for a file that has none, by the special tokens that it
     has."""
     names = {name for row, _ in _TELLING for name in row}
-    have = names.intersection(tokenizer.vocabulary.tokens)
+    have = find_texts(tokenizer.vocabulary.tokens, names)
     for row, name in _TELLING:
-        if have.issuperset(row):
+        if have.keys() >= set(row):
             return name
     return "llama2" if architecture == "llama" and tokenizer.vocabulary.model == "llama" else "plain"
 

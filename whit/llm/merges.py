@@ -9,12 +9,18 @@ Words are cut apart where no token reaches across, and each word is merged once:
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
+from whit.llm.texts import SPACE, Texts
 from whit.llm.vocabulary import Vocabulary
 
-SPACE = "▁"
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 _ID_BITS = 24
 _ID = (1 << _ID_BITS) - 1
 _NONE = 1 << 62  # worse than any rank
@@ -22,7 +28,37 @@ _PLACE_BITS = 32
 _PLACE = (1 << _PLACE_BITS) - 1
 _SHORT = 48  # characters up to which a list is searched sooner than a heap is kept
 _KEPT_WORDS = 1 << 16
+_KEPT_MISSES = 1 << 18
 _MOST_CROSSINGS = 64
+
+
+class _Table(dict[str, int]):
+    """Rank and id by text, `_NONE` for what is no token. Of a large vocabulary, tokens that begin alike are
+    entered when one of them is asked for."""
+
+    def __init__(self, tokens: Sequence[str], packed: NDArray[np.int64]) -> None:
+        super().__init__()
+        self.tokens, self.packed = tokens, packed
+        self.entered: set[int] = set()
+        self.room = _KEPT_MISSES
+        if not isinstance(tokens, Texts):
+            self.update(zip(tokens, packed.tolist()))
+
+    def __missing__(self, text: str) -> int:
+        tokens = self.tokens
+        if isinstance(tokens, Texts):
+            key = tokens.beginning(text)
+            if key not in self.entered:
+                numbers = tokens.beginning_with(key)
+                found: dict[str, int] = dict(zip(tokens.many(numbers), self.packed[numbers].tolist()))
+                self.update(found)
+                self.entered.add(key)
+                if text in found:
+                    return found[text]
+        if self.room > 0:  # the next time it is known without a call
+            self.room -= 1
+            self[text] = _NONE
+        return _NONE
 
 
 class ScoreMerger:
@@ -35,8 +71,7 @@ class ScoreMerger:
         tokens = vocabulary.tokens
         _, ranks, counts = np.unique(-vocabulary.scores, return_inverse=True, return_counts=True)
         self.shared: set[int] = set(np.flatnonzero(counts > 1).tolist())  # ranks of several tokens
-        packed = (ranks.astype(np.int64) << _ID_BITS | np.arange(len(tokens))).tolist()
-        self.packed: dict[str, int] = dict(zip(tokens, packed))  # rank and id by text
+        self.table = _Table(tokens, ranks.astype(np.int64) << _ID_BITS | np.arange(len(tokens)))
         unknown = [] if vocabulary.unknown is None else [vocabulary.unknown]
         self.bytes = [[vocabulary.byte_ids[b]] if b in vocabulary.byte_ids else unknown for b in range(256)]
         self.words = _words(tokens)
@@ -59,8 +94,8 @@ class ScoreMerger:
     def _ids(self, pieces: list[str]) -> list[int]:
         found: list[int] = []
         for piece in pieces:
-            packed = self.packed.get(piece)
-            if packed is not None:
+            packed = self.table[piece]
+            if packed != _NONE:
                 found.append(packed & _ID)
             else:  # a character without a token: its bytes
                 for byte in piece.encode():
@@ -69,8 +104,8 @@ class ScoreMerger:
 
     def _short(self, word: str) -> list[str]:
         """Merge by searching a list of the pairs' ranks for the best."""
-        get, pieces = self.packed.get, list(word)
-        pairs = [get(a + b, _NONE) for a, b in pairwise(word)]
+        table, pieces = self.table, list(word)
+        pairs = [table[a + b] for a, b in pairwise(word)]
         while pairs:
             best = min(pairs)
             if best == _NONE:
@@ -81,22 +116,22 @@ class ScoreMerger:
             pieces[at] += pieces.pop(at + 1)
             pairs.pop(at)
             if at:
-                pairs[at - 1] = get(pieces[at - 1] + pieces[at], _NONE)
+                pairs[at - 1] = table[pieces[at - 1] + pieces[at]]
             if at < len(pairs):
-                pairs[at] = get(pieces[at] + pieces[at + 1], _NONE)
+                pairs[at] = table[pieces[at] + pieces[at + 1]]
         return pieces
 
     def _long(self, word: str) -> list[str]:
         """Merge with a heap of (rank, place): the time grows as n log n."""
-        get, size = self.packed.get, len(word)
+        table, size = self.table, len(word)
         ends, before = (
             list(range(1, size + 1)),
             list(range(-1, size)),
         )  # of the piece that starts at a place; 0: none
 
         def candidate(start: int, end: int) -> int | None:
-            packed = get(word[start:end])
-            return None if packed is None else packed >> _ID_BITS << _PLACE_BITS | start
+            packed = table[word[start:end]]
+            return None if packed == _NONE else packed >> _ID_BITS << _PLACE_BITS | start
 
         heap = [item for n in range(size - 1) if (item := candidate(n, n + 2)) is not None]
         heapify(heap)
@@ -116,10 +151,13 @@ class ScoreMerger:
         return [word[start:end] for start, end in enumerate(ends) if end]
 
 
-def _words(tokens: list[str]) -> re.Pattern[str]:
+def _words(tokens: Sequence[str]) -> re.Pattern[str]:
     """A pattern of the stretches that merging never crosses: a space begins one, except after a character
     that some token has before a space."""
-    crossings = {part[-1] for part in "\0".join(tokens).split(SPACE)[:-1] if part} - {"\0"}
+    if isinstance(tokens, Texts):
+        crossings = tokens.before_spaces()
+    else:
+        crossings = {part[-1] for part in "\0".join(tokens).split(SPACE)[:-1] if part} - {"\0"}
     if not crossings:
         return re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
     if len(crossings) > _MOST_CROSSINGS:

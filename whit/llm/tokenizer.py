@@ -19,8 +19,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from whit.helpers import ArgumentError
-from whit.llm.merges import SPACE, ScoreMerger
+from whit.llm.merges import ScoreMerger
 from whit.llm.pretokenize import TRIPLES, TRIPLES_ALONE, cuts_of, pre_tokenizer, triples
+from whit.llm.texts import SPACE
 from whit.llm.vocabulary import BYTE, CONTROL, UNKNOWN, USER, Vocabulary, read_vocabulary, refuse
 
 if TYPE_CHECKING:
@@ -223,18 +224,23 @@ class _Specials:
     """Finds special tokens in text: of those that overlap, the longest wins, then the leftmost."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.tokens, self.right_strip = vocabulary.tokens, vocabulary.right_strip
+        self.right_strip = vocabulary.right_strip
         users, controls = vocabulary.of_kind(USER), vocabulary.of_kind(CONTROL, UNKNOWN)
+        self.tokens = vocabulary.texts(users + controls)
         self.kinds = vocabulary.kinds
-        self.trees = {False: _tree(users, self.tokens), True: _tree(users + controls, self.tokens)}
+        self.groups = {False: _groups(self.tokens, users), True: _groups(self.tokens, users + controls)}
+
+    def _occurring(self, text: str, special: bool) -> list[int]:
+        """The tokens that occur in a text, longest first."""
+        groups = self.groups[special]
+        found = [n for prefix in groups if prefix in text for n in groups[prefix] if self.tokens[n] in text]
+        return sorted(found, key=lambda n: (-len(self.tokens[n].encode()), n))
 
     def split(self, text: str, special: bool) -> Iterable[int | str]:
         """Ids and the text between them, in order."""
         marks: list[tuple[int, int, int]] = []
         taken = bytearray(len(text))
-        for number in sorted(
-            _occurring(self.trees[special], text), key=lambda n: (-len(self.tokens[n].encode()), n)
-        ):
+        for number in self._occurring(text, special):
             name = self.tokens[number]
             at = text.find(name)
             while at >= 0:
@@ -260,36 +266,16 @@ class _Specials:
 
 
 _KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
-_PREFIX = 3  # characters by which a level of the tree below tells tokens apart
-_Tree = dict[str, "int | _Tree"]
+_PREFIX = 4  # characters by which tokens are grouped
 
 
-def _tree(numbers: list[int], tokens: list[str], depth: int = _PREFIX) -> _Tree:
-    """Tokens grouped by longer and longer beginnings, so that a text which lacks one is not searched for
-    all of the group."""
-    groups: dict[str, list[int]] = {}
+def _groups(texts: dict[int, str], numbers: list[int]) -> dict[str, list[int]]:
+    """Tokens by their beginnings: a text that lacks one is not searched for any of its group."""
+    found: dict[str, list[int]] = {}
     for number in numbers:
-        if tokens[number]:
-            groups.setdefault(tokens[number][:depth], []).append(number)
-    found: _Tree = {}
-    for prefix, members in groups.items():
-        if len(members) == 1:
-            found[tokens[members[0]]] = members[0]
-        elif all(len(tokens[number]) <= depth for number in members):
-            found[prefix] = max(members)  # equal texts
-        else:
-            found[prefix] = _tree(members, tokens, depth + _PREFIX)
+        if texts[number]:
+            found.setdefault(texts[number][:_PREFIX], []).append(number)
     return found
-
-
-def _occurring(tree: _Tree, text: str) -> Iterable[int]:
-    """The tokens of a tree that occur in a text."""
-    for prefix, below in tree.items():
-        if prefix in text:
-            if isinstance(below, int):
-                yield below
-            else:
-                yield from _occurring(below, text)
 
 
 # ---- algorithms --------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from whit.helpers import FileFormatError
-from whit.llm.merges import SPACE
+from whit.llm.texts import SPACE
 from whit.llm.vocabulary import Vocabulary, refuse
 
 
@@ -67,8 +67,8 @@ class _Replacements:
         return found
 
     def longest(self, text: str) -> tuple[int, str]:
-        """The length in characters of the longest key that a text begins with, and its value; (0, "") if there
-        is none."""
+        """The length in characters of the longest key that a text begins with, and its value; (0, "") if
+        there is none."""
         raw = text.encode()
         _, size, value = self._walk(raw)
         if not size:
@@ -76,7 +76,7 @@ class _Replacements:
         return len(raw[:size].decode("utf-8", "replace")), self._value(value)
 
     def _walk(self, raw: bytes) -> tuple[int, int, int]:
-        """Follow the trie: the bytes that it has, those of the longest key, where that key's value stands."""
+        """Follow the trie: how many bytes it knows, how many the longest key has, where its value stands."""
         nodes = self.nodes
         assert nodes is not None, "there is a table"
         node, size, value = _step(0, nodes[0]), 0, 0

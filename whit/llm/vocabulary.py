@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from whit.helpers import FileFormatError
+from whit.llm.texts import Texts, find_texts, texts_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +59,7 @@ class Vocabulary:
     """
 
     model: str
-    tokens: list[str]
+    tokens: Sequence[str]
     kinds: NDArray[np.int32]
     scores: NDArray[np.float32] | None = None
     merges: list[str] = field(default_factory=list)
@@ -95,12 +96,17 @@ class Vocabulary:
         found: list[int] = np.flatnonzero(np.isin(self.kinds, kinds)).tolist()
         return found
 
+    def texts(self, numbers: list[int]) -> dict[int, str]:
+        """The texts of some tokens."""
+        tokens = self.tokens
+        texts = tokens.many(numbers) if isinstance(tokens, Texts) else [tokens[number] for number in numbers]
+        return dict(zip(numbers, texts))
+
     @cached_property
     def byte_ids(self) -> dict[int, int]:
         """The tokens <0x00> … <0xFF> by their byte."""
         found = {}
-        for number in self.of_kind(BYTE):
-            text = self.tokens[number]
+        for number, text in self.texts(self.of_kind(BYTE)).items():
             if len(text) == 6 and text.startswith("<0x") and text[3:5].isalnum():
                 found[int(text[3:5], 16)] = number
         return found
@@ -118,12 +124,13 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     model = metadata.get("tokenizer.ggml.model")
     if model not in MODELS:
         raise refuse(f"tokenizer.ggml.model = {str(model)[:60]!r}", f"whit knows {', '.join(MODELS)}")
-    tokens = _texts(metadata, "tokens")
+    # a merger by scores looks at few tokens; the other models need a table of all
+    tokens = _texts(metadata, "tokens") if model == "llama" else list(_texts(metadata, "tokens"))
     if not 1 <= len(tokens) <= MOST_TOKENS:
         raise refuse("tokenizer.ggml.tokens", f"it has {len(tokens)} entries")
     pre = str(metadata.get("tokenizer.ggml.pre", "default")) if model == "gpt2" else model
-    merges = _texts(metadata, "merges") if model in ("gpt2", "gemma4") else []
-    known = {name: tokens.index(name) for name in (_ENDS | _CONTROL_ENDS | _SHOWN).intersection(tokens)}
+    merges = list(_texts(metadata, "merges")) if model in ("gpt2", "gemma4") else []
+    known = find_texts(tokens, _ENDS | _CONTROL_ENDS | _SHOWN)
     kinds = _kinds(metadata, known, len(tokens))
     numbers = {name: _special(metadata, name, model, len(tokens)) for name in _IDS}
     lower = bool(metadata.get("tokenizer.ggml.normalizer.lowercase", True))
@@ -181,14 +188,13 @@ def _array(metadata: Mapping[str, Any], name: str) -> Sequence[Any] | None:
     return value
 
 
-def _texts(metadata: Mapping[str, Any], name: str) -> list[str]:
+def _texts(metadata: Mapping[str, Any], name: str) -> Sequence[str]:
     found = _array(metadata, name)
     if found is None:
         raise refuse(f"tokenizer.ggml.{name}", "the file does not have it")
     if getattr(found, "kind", "string") != "string" or (len(found) and not isinstance(found[0], str)):
         raise refuse(f"tokenizer.ggml.{name}", "its elements are no texts")
-    read = getattr(found, "strings", None)
-    return list(found) if read is None else read()
+    return texts_of(found)
 
 
 def _numbers(metadata: Mapping[str, Any], name: str, count: int, dtype: str) -> NDArray[Any] | None:
