@@ -13,13 +13,19 @@ from whit.llm.chat import DEFAULTS, ChatTemplate, default_template, thinking_ope
 from whit.llm.tokenizer import Tokenizer
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
-TOOLS: list[dict[str, Any]] = [{
-    "type": "function",
-    "function": {
-        "name": "weather", "description": "Weather <now> & \"later\", für Köln",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
-    },
-}]  # fmt: skip
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": 'Weather <now> & "later", für Köln',
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            },
+        },
+    }
+]
 
 TALK: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
@@ -29,11 +35,19 @@ TALK: list[dict[str, Any]] = [
 ]
 CALLS: list[dict[str, Any]] = [
     *TALK,
-    {"role": "assistant", "content": "", "tool_calls": [
-        {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Köln", "days": 2}}},
-    ]},
-    {"role": "tool", "tool_call_id": "c1", "content": "{\"rain\": true}"},
-]  # fmt: skip
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": "c1",
+                "type": "function",
+                "function": {"name": "weather", "arguments": {"city": "Köln", "days": 2}},
+            },
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": '{"rain": true}'},
+]
 
 # templates of our own that use what real ones use
 TEMPLATES = {
@@ -59,7 +73,7 @@ TEMPLATES = {
 {{- messages | selectattr('role', 'equalto', 'user') | list | length }}{{ 'a,b'.split(',') }}{{ messages[1:] | last | string | length > 3 }}
 {%- macro show(x) %}[{{ x }}]{% endmacro %}{{ show(messages[0].role) }}{{ {'a': [1, 2.5, none, true]} | tojson }}{{ messages[0].get('name', 'nobody') }}""",
     "thinking": """{% if enable_thinking is defined and not enable_thinking %}<think></think>{% else %}<think>{% endif %}{{ undefined_thing }}{{ documents }}""",
-}  # fmt: skip
+}
 
 
 def reference(source: str, messages: list[dict[str, Any]], tools: Any, prompt: bool, **extra: Any) -> str:
@@ -67,7 +81,12 @@ def reference(source: str, messages: list[dict[str, Any]], tools: Any, prompt: b
     from transformers.utils.chat_template_utils import render_jinja_template
 
     rendered, _ = render_jinja_template(
-        conversations=[messages], tools=tools, chat_template=source, add_generation_prompt=prompt, **TOKENS, **extra
+        conversations=[messages],
+        tools=tools,
+        chat_template=source,
+        add_generation_prompt=prompt,
+        **TOKENS,
+        **extra,
     )
     return str(rendered[0])
 
@@ -86,15 +105,20 @@ def test_renders_as_transformers_does(name: str) -> None:
 
 # what the models' own templates give for these conversations, written out
 EXPECTED = {
-    "gemma": "<s><start_of_turn>user\nBe brief.\n\nHi there<end_of_turn>\n<start_of_turn>model\nHello <b>!<end_of_turn>\n"
-             "<start_of_turn>user\nWeather in Köln?<end_of_turn>\n<start_of_turn>model\n",
-    "chatml": "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n Hi there\n<|im_end|>\n<|im_start|>assistant\nHello <b>!<|im_end|>\n"
-              "<|im_start|>user\nWeather in Köln?<|im_end|>\n<|im_start|>assistant\n",
-    "llama2": "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi there [/INST] Hello <b>! </s><s>[INST] Weather in Köln? [/INST]",
-    "llama3": "<s><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi there<|eot_id|>"
-              "<|start_header_id|>assistant<|end_header_id|>\n\nHello <b>!<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nWeather in Köln?"
-              "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
-}  # fmt: skip
+    "gemma": "<s><start_of_turn>user\nBe brief.\n\nHi there<end_of_turn>\n<start_of_turn>model"
+    "\nHello <b>!<end_of_turn>\n"
+    "<start_of_turn>user\nWeather in Köln?<end_of_turn>\n<start_of_turn>model\n",
+    "chatml": "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n Hi there\n<|im_end|>"
+    "\n<|im_start|>assistant\nHello <b>!<|im_end|>\n"
+    "<|im_start|>user\nWeather in Köln?<|im_end|>\n<|im_start|>assistant\n",
+    "llama2": "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi there [/INST] Hello <b>! </s><s>[INST] Weath"
+    "er in Köln? [/INST]",
+    "llama3": "<s><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|><|start_header_id|>us"
+    "er<|end_header_id|>\n\nHi there<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\nHello <b>!<|eot_id|><|start_header_id|>user<|end_h"
+    "eader_id|>\n\nWeather in Köln?"
+    "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+}
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -104,10 +128,17 @@ def test_defaults(name: str) -> None:
 
 def tokenizer_with(*names: str, model: str = "gpt2") -> Tokenizer:
     tokens = ["a", "<unk>", "<s>", *names]
-    return Tokenizer.from_metadata({
-        "tokenizer.ggml.model": model, "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": [],
-        "tokenizer.ggml.scores": [0.0] * len(tokens), "tokenizer.ggml.bos_token_id": 2, "tokenizer.ggml.eos_token_id": 1,
-    })  # fmt: skip
+    return Tokenizer.from_metadata(
+        {
+            "tokenizer.ggml.model": model,
+            "tokenizer.ggml.pre": "gpt-2",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.merges": [],
+            "tokenizer.ggml.scores": [0.0] * len(tokens),
+            "tokenizer.ggml.bos_token_id": 2,
+            "tokenizer.ggml.eos_token_id": 1,
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,7 +154,9 @@ def tokenizer_with(*names: str, model: str = "gpt2") -> Tokenizer:
         ((), "gpt2", "gpt2", "plain"),
     ],
 )
-def test_default_by_the_tokens_of_a_file(names: tuple[str, ...], model: str, architecture: str, expected: str) -> None:
+def test_default_by_the_tokens_of_a_file(
+    names: tuple[str, ...], model: str, architecture: str, expected: str
+) -> None:
     tokenizer = tokenizer_with(*names, model=model)
     assert default_template(tokenizer, architecture) == expected
     chat = ChatTemplate.from_metadata({"general.architecture": architecture}, tokenizer)
@@ -132,19 +165,30 @@ def test_default_by_the_tokens_of_a_file(names: tuple[str, ...], model: str, arc
 
 
 def test_template_of_the_file() -> None:
-    metadata = {"tokenizer.chat_template": "A{{ bos_token }}", "tokenizer.chat_template.tool_use": "B{{ tools | length }}"}
+    metadata = {
+        "tokenizer.chat_template": "A{{ bos_token }}",
+        "tokenizer.chat_template.tool_use": "B{{ tools | length }}",
+    }
     chat = ChatTemplate.from_metadata(metadata, tokenizer_with())
     assert chat.render(TALK) == "A<s>"
     assert chat.render(TALK, TOOLS) == "B1"
 
 
 def test_messages_as_the_interface_gives_them() -> None:
-    chat = ChatTemplate("{% for m in messages %}{{ m.role }}={{ m.content }};{% for c in m.tool_calls %}{{ c.function.arguments.city }}{% endfor %}{% endfor %}")
-    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{\"city\": \"Rome\"}"}}
+    chat = ChatTemplate(
+        "{% for m in messages %}{{ m.role }}={{ m.content }};{% for c in m.tool_calls %}{{ c.function.ar"
+        "guments.city }}{% endfor %}{% endfor %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    messages = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
     assert chat.render(messages) == "user=a\nb;assistant=;Rome"
-    listed = ChatTemplate("{% for p in messages[0].content %}{% if p['type'] == 'text' %}<{{ p.text }}>{% endif %}{% endfor %}")
+    listed = ChatTemplate(
+        "{% for p in messages[0].content %}{% if p['type'] == 'text' %}<{{ p.text }}>{% endif %}{% endfor %}"
+    )
     assert listed.render(messages) == "<a><b>"
     assert messages[1]["content"] is None  # untouched
 
@@ -170,12 +214,15 @@ def test_time() -> None:
     assert ChatTemplate("{{ strftime_now('%Y') }}").render(TALK) == str(datetime.datetime.now().year)
 
 
-@pytest.mark.parametrize(("prompt", "expected"), [("a<think>\n", True), ("<think>\n\n</think>\n\n", False), ("", False), ("x[THINK]", True)])
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("a<think>\n", True), ("<think>\n\n</think>\n\n", False), ("", False), ("x[THINK]", True)],
+)
 def test_thinking_open(prompt: str, expected: bool) -> None:
     assert thinking_open(prompt) is expected
 
 
-# ---- refusals ----------------------------------------------------------------------------------------------------
+# ---- refusals ----------------------------------------------------------------------------------------------
 
 
 def test_a_template_that_raises_is_reported_with_its_words() -> None:
@@ -186,17 +233,32 @@ def test_a_template_that_raises_is_reported_with_its_words() -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["{{ messages[99].content.x }}", "{{ 1 / 0 }}", "{{ messages + 1 }}", "{{ [].pop() }}", "{{ messages.append(1) }}",
-     "{{ ''.__class__.__mro__ }}", "{{ messages.__init__.__globals__['os'] }}", "{{ 'a' * 10 ** 9 }}", "{{ 9 ** 9 ** 9 }}",
-     "{{ 'a'.center(10 ** 10) }}", "{% for a in range(10 ** 9) %}{% endfor %}", "{% set x = ['a' * 1000000] %}{% for n in range(9999) %}{{ x[0] }}{% endfor %}",
-     "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "{% include 'x' %}", "{{ 'abc' | nonesuch }}"],
-)  # fmt: skip
+    [
+        "{{ messages[99].content.x }}",
+        "{{ 1 / 0 }}",
+        "{{ messages + 1 }}",
+        "{{ [].pop() }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.__init__.__globals__['os'] }}",
+        "{{ 'a' * 10 ** 9 }}",
+        "{{ 9 ** 9 ** 9 }}",
+        "{{ 'a'.center(10 ** 10) }}",
+        "{% for a in range(10 ** 9) %}{% endfor %}",
+        "{% set x = ['a' * 1000000] %}{% for n in range(9999) %}{{ x[0] }}{% endfor %}",
+        "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+        "{% include 'x' %}",
+        "{{ 'abc' | nonesuch }}",
+    ],
+)
 def test_broken_and_hostile_templates(source: str) -> None:
     with pytest.raises((ArgumentError, FileFormatError), match="chat template"):
         ChatTemplate(source).render(TALK)
 
 
-@pytest.mark.parametrize("source", ["{% if %}", "{{ a", "{% endfor %}", "{{ 'a' | }}", "{% for x in y %}", "x" * (1 << 21)])
+@pytest.mark.parametrize(
+    "source", ["{% if %}", "{{ a", "{% endfor %}", "{{ 'a' | }}", "{% for x in y %}", "x" * (1 << 21)]
+)
 def test_templates_that_are_no_jinja(source: str) -> None:
     with pytest.raises(FileFormatError, match="chat template"):
         ChatTemplate(source)

