@@ -26,6 +26,7 @@ from whit.engine.realize import (
     TensorMemory,
     adopt,
     aliases,
+    arenas_of_record,
     before_read,
     buffer_of,
     is_realized,
@@ -634,6 +635,7 @@ class TinyJit(Generic[P, R]):
         finally:
             _running.pop()
             outsiders.clear()
+            arenas_of_record.clear()
             recorder.remove(see_step)
             storage.on_put.remove(see_data)
             before_read.remove(_refuse_read)

@@ -89,6 +89,7 @@ class Step(NamedTuple):
 
 
 recorder: list[Callable[[Step], None]] = []  # who wants to see every step (the JIT's capture)
+arenas_of_record: dict[str, Buffer] = {}  # what holds the temporaries of the call that is being recorded
 outsiders: set[int] = set()  # ids of the tensors that existed before the call that is being recorded
 before_read: list[Callable[[Tensor], None]] = []  # who wants to know that Python reads a value
 # BUFFERs that name a piece of another one: they must not be written
@@ -97,7 +98,7 @@ aliases: weakref.WeakSet[UOp] = weakref.WeakSet()
 
 def execute(plan: Schedule, externals: Sequence[UOp], values: dict[str, int]) -> list[Buffer]:
     """Run a schedule on the given BUFFERs; the memory of every slot."""
-    arenas = {device: Buffer(device or _default(), nbytes) for device, nbytes in plan.arena.items()}
+    arenas = {device: _arena(device, nbytes) for device, nbytes in plan.arena.items()}
     memory: list[Buffer] = []
     for slot in plan.slots:
         if slot.external >= 0:
@@ -113,6 +114,16 @@ def execute(plan: Schedule, externals: Sequence[UOp], values: dict[str, int]) ->
         for see in recorder:
             see(step)
     return memory
+
+
+def _arena(device: str, nbytes: int) -> Buffer:
+    """Memory for the temporaries of a schedule. The schedules of one record run one after another, and share it."""
+    shared = arenas_of_record.get(device) if recorder else None
+    if shared is None or shared.nbytes < nbytes:
+        shared = Buffer(device or _default(), nbytes)
+        if recorder:
+            arenas_of_record[device] = shared
+    return shared
 
 
 def _default() -> str:
