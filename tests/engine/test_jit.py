@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -365,3 +369,45 @@ def test_a_value_that_the_function_holds_in_memory_is_part_of_the_record() -> No
     for n in range(5):
         x, y = np.array([n, 2.0], np.float32), np.array([1.0, n * n], np.float32)
         assert (step(Tensor(x), Tensor(y)).numpy() == 3 * (x + y) + np.array([10, 12])).all()
+
+
+def test_threads_never_get_into_each_others_records() -> None:
+    """Three threads record and replay, and a fourth computes beside them; a step of one in the record of another
+    would be run with the other's memory."""
+    wrong: list[str] = []
+
+    def records(factor: float) -> None:
+        for size in range(3, 23):
+            step = TinyJit(lambda x: ((x * factor).sum() + Tensor([factor])).realize())
+            for call in range(4):
+                found = step(Tensor(np.arange(size, dtype=np.float32) + call)).item()
+                want = factor * (size * (size - 1) / 2 + size * call) + factor
+                if found != want:
+                    wrong.append(f"{found} instead of {want}")
+
+    def computes() -> None:
+        for size in range(2, 60):
+            found = (Tensor(np.ones(size, np.float32)) * 3).numpy().sum()
+            if found != 3 * size:
+                wrong.append(f"{found} instead of {3 * size}")
+
+    failed: list[BaseException] = []
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    works: list[Callable[[], None]] = [lambda f=f: records(f) for f in (1.0, 2.0, 4.0)]
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in [*works, computes]]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failed and not wrong

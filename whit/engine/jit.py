@@ -15,6 +15,7 @@ import itertools
 import sys
 import warnings
 import weakref
+from _thread import get_ident
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType
@@ -35,6 +36,7 @@ from whit.engine.realize import (
     realize,
     recorder,
     resolve,
+    turn,
     value_of,
 )
 from whit.helpers import JIT, ArgumentError, blake2b, log, prod
@@ -555,8 +557,14 @@ class TinyJit(Generic[P, R]):
         return sum(1 for c in self._captured.values() if c is not None)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if not JIT.value or _running:
-            return self.function(*args, **kwargs)  # a jit inside of a jit is part of the outer one
+        if not JIT.value:
+            return self.function(*args, **kwargs)
+        with turn.lock:
+            if _running:
+                return self.function(*args, **kwargs)  # a jit inside of a jit is part of the outer one
+            return self._call(*args, **kwargs)
+
+    def _call(self, *args: P.args, **kwargs: P.kwargs) -> R:
         inputs = Inputs()
         for number, value in enumerate(args):
             inputs.add(value, f"argument {number}")
@@ -615,8 +623,11 @@ class TinyJit(Generic[P, R]):
         def see_step(step: Step) -> None:
             trace.steps.append(step)
 
+        recording = get_ident()
+
         def see_data(node: UOp, data: memoryview) -> None:
-            trace.data.append((node, blake2b(data, digest_size=16).digest()))
+            if get_ident() == recording:
+                trace.data.append((node, blake2b(data, digest_size=16).digest()))
 
         outsiders.update(id(t) for t in trace.before)
         _running.append(self)

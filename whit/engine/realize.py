@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
+from _thread import RLock
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -88,6 +90,20 @@ class Step(NamedTuple):
         account(self.kernel.work, seconds)
 
 
+class _Turn:
+    """Threads take turns: what one realizes is never part of another one's record, and plans are patched in
+    place."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """A lock that nobody holds."""
+        self.lock = RLock()
+
+
+turn = _Turn()
+os.register_at_fork(after_in_child=turn.renew)
 recorder: list[Callable[[Step], None]] = []  # who wants to see every step (the JIT's capture)
 arenas_of_record: dict[str, Buffer] = {}  # what holds the temporaries of the call that is being recorded
 outsiders: set[int] = set()  # ids of the tensors that existed before the call that is being recorded
@@ -117,7 +133,7 @@ def execute(plan: Schedule, externals: Sequence[UOp], values: dict[str, int]) ->
 
 
 def _arena(device: str, nbytes: int) -> Buffer:
-    """Memory for the temporaries of a schedule. The schedules of one record run one after another, and share it."""
+    """Memory for the temporaries of a schedule. Those of one record run one after another, and share it."""
     shared = arenas_of_record.get(device) if recorder else None
     if shared is None or shared.nbytes < nbytes:
         shared = Buffer(device or _default(), nbytes)
@@ -232,8 +248,12 @@ def _names(node: UOp, memories: set[UOp], versions: bool = True) -> bool:
 def realize(tensors: Sequence[Tensor]) -> None:
     """Compute the tensors together. Afterwards each one's `uop` is a BUFFER or a contiguous view of one."""
     pending = [t for t in tensors if not is_realized(t.uop)]
-    if not pending:
-        return
+    if pending:
+        with turn.lock:
+            _realize(pending)
+
+
+def _realize(pending: list[Tensor]) -> None:
     held = _held_contiguous(pending)
     if held:
         outer = [t for t in held if id(t) in outsiders]
@@ -419,6 +439,11 @@ def reads_any(node: UOp, versions: set[UOp], executed: Collection[UOp]) -> bool:
 
 def read(tensor: Tensor) -> memoryview:
     """A tensor's elements, row-major, as host bytes."""
+    with turn.lock:
+        return _read(tensor)
+
+
+def _read(tensor: Tensor) -> memoryview:
     for see in before_read:
         see(tensor)
     if tensor.uop.device is None or not is_realized(tensor.uop):
