@@ -1,6 +1,7 @@
 """Settings and options of the whole suite: specs are checked after every pass; `--slow` runs everything,
-`--bless` rewrites golden files, `--random-opts SEED` lets any suite of values test the opts too. Hypothesis draws the
-same examples on every run, so that a red build is somebody's change; `--hypothesis-profile default` draws new ones."""
+`--bless` rewrites golden files, `--random-opts SEED` lets any suite of values test the opts too. Hypothesis
+draws the same examples on every run, so that a red build is somebody's change; `--hypothesis-profile default`
+draws new ones."""
 from __future__ import annotations
 
 import pytest

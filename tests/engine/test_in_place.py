@@ -102,8 +102,8 @@ def test_random_programs(seed: int) -> None:
      ("assign", 0, 0, 2.0),
      ("flip", 0), ("set", 0, 0, 1), ("read", 0), ("read", 1), ("read", 2)],
     # a version that had a copy already was chosen to be copied again, another that needed one was not
-    [("new", 2, False), ("new", 2, True), ("same shape", 1), ("set", 1, 0, 0), ("set", 0, 1, 1), ("set", 1, 2, 0),
-     ("sum", 1, 0), ("read", 1), ("read", 0), ("read", 2), ("read", 3)],
+    [("new", 2, False), ("new", 2, True), ("same shape", 1), ("set", 1, 0, 0), ("set", 0, 1, 1),
+     ("set", 1, 2, 0), ("sum", 1, 0), ("read", 1), ("read", 0), ("read", 2), ("read", 3)],
 ])
 def test_programs_that_once_failed(program: list[Step]) -> None:
     world = World()

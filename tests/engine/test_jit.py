@@ -372,8 +372,8 @@ def test_a_value_that_the_function_holds_in_memory_is_part_of_the_record() -> No
 
 
 def test_threads_never_get_into_each_others_records() -> None:
-    """Three threads record and replay, and a fourth computes beside them; a step of one in the record of another
-    would be run with the other's memory."""
+    """Three threads record and replay, and a fourth computes beside them; a step of one in the record of
+    another would be run with the other's memory."""
     wrong: list[str] = []
 
     def records(factor: float) -> None:

@@ -43,7 +43,7 @@ CALLS: list[dict[str, Any]] = [
                 "id": "c1",
                 "type": "function",
                 "function": {"name": "weather", "arguments": {"city": "Köln", "days": 2}},
-            },
+            }
         ],
     },
     {"role": "tool", "tool_call_id": "c1", "content": '{"rain": true}'},
@@ -61,18 +61,29 @@ TEMPLATES = {
     {% endfor %}
 {% if add_generation_prompt %}<|assistant|>{% endif %}
 """,
-    "tools": """{%- if tools %}{{- 'Tools:' }}{%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{{- tool | tojson(indent=2) }}
+    "tools": """{%- if tools %}{{- 'Tools:' }}{%- for tool in tools %}{{- '\\n' + (tool | tojson) }}\
+{{- tool | tojson(indent=2) }}
 {%- endfor %}{%- endif %}
-{%- for m in messages %}{%- if m.tool_calls %}{%- for call in m.tool_calls %}{{- call.function.name + call.function.arguments | tojson }}
-{%- endfor %}{%- elif m.role == 'tool' %}{{- '<r>' + m.content + '</r>' }}{%- else %}{{- m.role + ':' + m.content }}{%- endif %}{%- endfor %}""",
-    "namespace": """{%- set ns = namespace(found=false, n=0) %}{%- for m in messages %}{%- set ns.n = ns.n + 1 %}
-{%- if m.role == 'assistant' %}{%- set ns.found = true %}{%- endif %}{%- endfor %}{{ ns.found }} {{ ns.n }} {{ bos_token }}{{ eos_token }}""",
-    "loops": """{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}{{ m.content }}{% if loop.index > 2 %}{% break %}{% endif %}{% endfor %}""",
-    "generation": """{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.role }}{% endif %}{% endfor %}""",
-    "filters": """{{ messages | length }}{{ messages[-1].content | upper | replace('W', 'v') }}{{ messages | map(attribute='role') | join(',') }}
-{{- messages | selectattr('role', 'equalto', 'user') | list | length }}{{ 'a,b'.split(',') }}{{ messages[1:] | last | string | length > 3 }}
-{%- macro show(x) %}[{{ x }}]{% endmacro %}{{ show(messages[0].role) }}{{ {'a': [1, 2.5, none, true]} | tojson }}{{ messages[0].get('name', 'nobody') }}""",
-    "thinking": """{% if enable_thinking is defined and not enable_thinking %}<think></think>{% else %}<think>{% endif %}{{ undefined_thing }}{{ documents }}""",
+{%- for m in messages %}{%- if m.tool_calls %}{%- for call in m.tool_calls %}\
+{{- call.function.name + call.function.arguments | tojson }}
+{%- endfor %}{%- elif m.role == 'tool' %}{{- '<r>' + m.content + '</r>' }}{%- else %}\
+{{- m.role + ':' + m.content }}{%- endif %}{%- endfor %}""",
+    "namespace": """{%- set ns = namespace(found=false, n=0) %}{%- for m in messages %}\
+{%- set ns.n = ns.n + 1 %}
+{%- if m.role == 'assistant' %}{%- set ns.found = true %}{%- endif %}{%- endfor %}\
+{{ ns.found }} {{ ns.n }} {{ bos_token }}{{ eos_token }}""",
+    "loops": """{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}{{ m.content }}\
+{% if loop.index > 2 %}{% break %}{% endif %}{% endfor %}""",
+    "generation": """{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}\
+{% endgeneration %}{% else %}{{ m.role }}{% endif %}{% endfor %}""",
+    "filters": """{{ messages | length }}{{ messages[-1].content | upper | replace('W', 'v') }}\
+{{ messages | map(attribute='role') | join(',') }}
+{{- messages | selectattr('role', 'equalto', 'user') | list | length }}{{ 'a,b'.split(',') }}\
+{{ messages[1:] | last | string | length > 3 }}
+{%- macro show(x) %}[{{ x }}]{% endmacro %}{{ show(messages[0].role) }}\
+{{ {'a': [1, 2.5, none, true]} | tojson }}{{ messages[0].get('name', 'nobody') }}""",
+    "thinking": """{% if enable_thinking is defined and not enable_thinking %}<think></think>{% else \
+%}<think>{% endif %}{{ undefined_thing }}{{ documents }}""",
 }
 
 

@@ -412,7 +412,9 @@ def test_python_arguments_by_place() -> None:
 
 
 def test_types_of_xml_parameters() -> None:
-    body = '<function=f><parameter=a>1</parameter><parameter=b>1</parameter><parameter=c>True</parameter><parameter=d>{"x": 1}</parameter></function>'
+    parameters = {"a": "1", "b": "1", "c": "True", "d": '{"x": 1}'}
+    inside = "".join([f"<parameter={name}>{text}</parameter>" for name, text in parameters.items()])
+    body = f"<function=f>{inside}</function>"
     (call,) = xml_calls(body, {"f": {"a": {"type": "string"}, "b": {"type": "integer"}}}) or []
     assert json.loads(call.arguments) == {"a": "1", "b": 1, "c": True, "d": {"x": 1}}
 

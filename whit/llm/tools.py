@@ -492,7 +492,8 @@ class _Harmony(_Machine):
         else:  # a message without a header: plain content, as soon as none can begin
             self.header += text
             start = self.header.lstrip()
-            if "\n" in start or not any(w.startswith(start) or start.startswith(w) for w in ("assistant", "to=")):
+            known = any(w.startswith(start) or start.startswith(w) for w in ("assistant", "to="))
+            if "\n" in start or not known:
                 self.flush_start()
                 self.place = "body"
                 self.kind = "content"

@@ -66,8 +66,8 @@ def execution_order(
 ) -> tuple[list[Home], set[Home]]:
     """(homes in an order that respects `before`, those that are in or behind a cycle).
 
-    What gives back at least as much memory as it takes runs as soon as it can (the gradient of a weight once both
-    of its factors exist, the update that reads it), most first; the rest earliest given first.
+    What gives back at least as much memory as it takes runs as soon as it can (the gradient of a weight once
+    both of its factors exist, the update that reads it), most first; the rest earliest given first.
     """
     rank = {home: position for position, home in enumerate(homes)}
     waiting = {home: len(before[home]) for home in homes}
@@ -77,7 +77,7 @@ def execution_order(
             after[earlier].append(home)
     ready = [rank[home] for home in homes if waiting[home] == 0]
     heapq.heapify(ready)
-    relief = [(memory.grows[home], rank[home]) for home in homes if not waiting[home] and memory.grows[home] <= 0]
+    relief = [(memory.grows[homes[r]], r) for r in ready if memory.grows[homes[r]] <= 0]
     heapq.heapify(relief)
     result: dict[Home, None] = {}
     while ready:
@@ -140,8 +140,8 @@ def versions_to_copy(
 ) -> list[UOp]:
     """Of each knot of homes that wait for each other, one version whose readers had better read a copy.
 
-    A copy that reads a version cannot be helped by another copy. There is always another reader: copies, values
-    and writes after writes alone wait only for what the program did earlier.
+    A copy that reads a version cannot be helped by another copy. There is always another reader: copies,
+    values and writes after writes alone wait only for what the program did earlier.
     """
     knot = _knots(stuck, before)
     found: dict[int, UOp] = {}
