@@ -288,6 +288,8 @@ def random_opts(ready: UOp, target: Target, r: Numbers) -> tuple[Opt, ...]:
         elif kind is OptKind.THREAD and r.random() < 0.7:
             first = table.of_type(AxisType.LOOP)
             axis = first[0].number if first else axis
+        elif kind is OptKind.ACCUMULATE and r.random() < 0.7:
+            axis = r.choice([a.number for a in table.of_type(AxisType.REDUCE)] or [axis])
         if kind in (OptKind.UPCAST, OptKind.UNROLL) and _tile(table, axis, amount) > MOST_TILE:
             continue
         if r.random() < 0.5 and amount > 1 and kind not in (OptKind.SWAP, OptKind.MERGE, OptKind.PADTO):

@@ -843,10 +843,12 @@ def test_a_client_that_does_not_read_is_cut_off_and_slows_nobody() -> None:
         stalled.connect((host, int(port)))
         stalled.sendall(_request(LONG))
         client = openai.OpenAI(base_url=address + "/v1", api_key="x", max_retries=0)
+        times = []
         for _ in range(20):
             start = time.monotonic()
             assert ask(client, "quick").choices[0].message.content == "yyyy"
-            assert time.monotonic() - start < 2
+            times.append(time.monotonic() - start)
+        assert sorted(times)[10] < 1  # the median: a busy machine may hold up a few
         _until(lambda: "whit_http_disconnects_total 1" in httpx.get(address + "/metrics").text, 20)
         stalled.close()
 
