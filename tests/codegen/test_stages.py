@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.codegen.opts_kernels import (
     AVX512,
+    GROUPS,
     SSE,
     buffers_for,
     conv,
@@ -224,3 +225,11 @@ def test_scratch_beyond_what_a_task_has_is_refused_or_avoided():
     y, a, b = buffers_for(ast)
     got = values_of(generate(ast, small), "CPU", [y, a, b])[0].reshape(32, 64)
     np.testing.assert_allclose(got, a.reshape(32, 2048) ** 2 @ b.reshape(2048, 64), rtol=1e-3, atol=1e-3)
+
+
+def test_work_items_never_share_a_sum_that_is_stored_in_pieces() -> None:
+    """One of them would read what another has stored, with no barrier between."""
+    ast = matmul(16, 16, 96)
+    for opts in ("ACCUMULATE axis 2 by 3, GROUP axis 2 by 2", "GROUPTOP axis 2 by 2, ACCUMULATE axis 2 by 3"):
+        with pytest.raises(OptError, match="leave ACCUMULATE out"):
+            apply(ast, parse_opts(opts), GROUPS)

@@ -302,6 +302,8 @@ class AxisTable:
             why = "not every element of the result has a sum of its own"
         elif any(n.op is Ops.INDEX and n.src[0] is store.src[0] for n in self.ast.toposort()):
             why = "the kernel reads the old result"
+        elif self.of_type(AxisType.GROUP_REDUCE):
+            why = "the sum is shared by work-items, of which one alone stores the result"
         elif not 1 < amount < _static(opt, axis) or any(a.accumulates for a in self.axes.values()):
             why = "it takes one axis, cut into at least two pieces of more than one step"
         if why:
@@ -310,6 +312,12 @@ class AxisTable:
 
     def _check_target(self, opt: Opt, axis: Axis, amount: int) -> None:
         kind, target = opt.kind, self.target
+        if kind in (OptKind.GROUP, OptKind.GROUPTOP) and any(a.accumulates for a in self.axes.values()):
+            raise OptError(
+                f"{opt}",
+                because="the sum is added to the stored result in pieces, which one work-item alone may do",
+                fix="leave ACCUMULATE out",
+            )
         if kind in (OptKind.LOCAL, OptKind.GROUP, OptKind.GROUPTOP):
             if not target.has_local:
                 raise OptError(
