@@ -9,11 +9,12 @@ import pytest
 from gguf.quants import dequantize
 
 from whit import Context, Tensor
-from whit.codegen.block_sums import AHEAD, split_blocks
+from whit.codegen.block_sums import split_blocks
 from whit.codegen.heuristics import choose
 from whit.codegen.lower import prepare
 from whit.codegen.opts import OptKind
 from whit.codegen.pipeline import generate
+from whit.codegen.prefetch import BLOCKS_AHEAD
 from whit.codegen.target import Target
 from whit.nn.blocks import block_type, decode
 from whit.renderer import CPU_OPS
@@ -84,7 +85,7 @@ def test_weights_are_fetched_ahead() -> None:
     assert len(fetches) == 4 and {u.src[0].dtype for u in fetches} == {dtypes.uint8}
     wide = [u for u in program.src if u.op is Ops.LOAD and u.dtype == dtypes.uint8.vec(16)]
     loads = {linear_form(u.src[1])[1] for u in wide}
-    assert {linear_form(u.src[1])[1] - AHEAD for u in fetches} == loads
+    assert {linear_form(u.src[1])[1] - BLOCKS_AHEAD for u in fetches} == loads
     small = generate(kernel("Q4_0", rows=96), WIDE).linear
     assert not any(u.op is Ops.PREFETCH for u in small.src)
 

@@ -14,30 +14,29 @@ x, becomes a sum of its own, m * sum x, in which the sum of x serves all rows.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Iterable, Iterator
 
 from whit.codegen.opts import OptKind
-from whit.codegen.scopes import LINE, Access, Kernel, Scope
+from whit.codegen.scopes import Access, Kernel, Scope
 from whit.codegen.skinny import share
 from whit.codegen.stages import next_uid
 from whit.codegen.target import Target
 from whit.helpers import prod
 from whit.uop import AxisType, Ops, RangeArg, ReduceArg, UOp, dtypes
 from whit.uop.rewrite import rebuild
-from whit.uop.symbolic import linear_form, simplify
+from whit.uop.symbolic import operands, simplify
 
 MOST_USES = 8  # of each byte: with more, a tile of decoded numbers is worth its memory (blocking.py)
 LEAST_BYTES = 1 << 12  # of the matrix
 MOST_TERMS = 4  # of a value multiplied out
 MOST_POINTS = 16  # of a sum inside of a group that is written out
 MOST_ROWS = 4  # side by side
-AHEAD = 8192  # bytes before they are read
-FETCHED_BYTES = 1 << 16  # of a matrix: a smaller one is in the caches
 MOST_VECTORS = 32  # of numbers in the body of a loop
 
-# ---- before opts
-# -----------------------------------------------------------------------------------------------
+# ---- before opts -------------------------------------------------------------------------------------------
 
 
 def split_blocks(ast: UOp, target: Target) -> UOp:
@@ -159,27 +158,14 @@ def _place(parts: list[UOp]) -> UOp:
     return place
 
 
-# ---- sums
-# ------------------------------------------------------------------------------------------------------
-
-
-def _factors(value: UOp) -> list[UOp]:
-    found: list[UOp] = []
-    stack = [value]
-    while stack:
-        node = stack.pop()
-        if node.op is Ops.MUL:
-            stack += node.src[::-1]
-        else:
-            found.append(node)
-    return found
+# ---- sums --------------------------------------------------------------------------------------------------
 
 
 def _terms(value: UOp, lane: UOp) -> list[tuple[bool, list[UOp]]]:
     """The value as a sum of products, each with whether it is subtracted. Sums are multiplied out where one
     side is the same for a whole vector: (d * q - m) * x is d * q * x - m * x."""
     done: list[tuple[bool, list[UOp]]] = []
-    todo = [(False, _factors(value))]
+    todo = [(False, operands(value, Ops.MUL))]
     while todo:
         minus, factors = todo.pop()
         at = next((n for n, f in enumerate(factors) if _is_sum(f, lane)), None)
@@ -188,8 +174,8 @@ def _terms(value: UOp, lane: UOp) -> list[tuple[bool, list[UOp]]]:
             continue
         rest = factors[:at] + factors[at + 1 :]
         a, b = factors[at].src
-        todo.append((minus ^ (factors[at].op is Ops.SUB), _factors(b) + rest))
-        todo.append((minus, _factors(a) + rest))
+        todo.append((minus ^ (factors[at].op is Ops.SUB), operands(b, Ops.MUL) + rest))
+        todo.append((minus, operands(a, Ops.MUL) + rest))
     return done
 
 
@@ -210,10 +196,8 @@ def _sums(terms: list[tuple[bool, list[UOp]]], parts: list[UOp], fuse: bool) -> 
     total: UOp | None = None
     for minus, factors in terms:
         own = [f for f in factors if lane in f.ranges]
-        scale = _product([f for f in factors if lane not in f.ranges])
-        folded = _folded(own, inner, fuse) if own else None
-        both = folded if scale is None else scale if folded is None else scale * folded
-        assert both is not None
+        common = [f for f in factors if lane not in f.ranges]
+        both = functools.reduce(operator.mul, [*common, *([_folded(own, inner, fuse)] if own else [])])
         part = UOp(Ops.REDUCE, both.dtype, (both, *outer), ReduceArg(Ops.ADD))
         total = part if total is None else total - part if minus else total + part
     assert total is not None
@@ -227,12 +211,12 @@ def _folded(factors: list[UOp], inner: list[UOp], fuse: bool) -> UOp:
     rest = factors if at is None else factors[:at] + factors[at + 1 :]
     start: UOp | None = None
     if at is not None and rest and not any(_reads_bytes(f) for f in rest):
-        offset, whole = _offset(factors[at]), _product(rest)
-        assert offset is not None and whole is not None
+        offset = _offset(factors[at])
+        assert offset is not None
         factors = [offset[0], *rest]
-        start = _total([u for u in _points(whole, inner)]) * offset[1]
-    value = _product(factors)
-    assert value is not None
+        whole = functools.reduce(operator.mul, rest)
+        start = functools.reduce(operator.add, _points(whole, inner)) * offset[1]
+    value = functools.reduce(operator.mul, factors)
     if prod([r.src[0].arg for r in inner]) > MOST_POINTS:
         total = UOp(Ops.REDUCE, value.dtype, (value, *inner), ReduceArg(Ops.ADD))
         return total if start is None else total + start
@@ -256,13 +240,6 @@ def _points(value: UOp, inner: list[UOp]) -> list[UOp]:
     ]
 
 
-def _total(values: list[UOp]) -> UOp:
-    total = values[0]
-    for value in values[1:]:
-        total = total + value
-    return total
-
-
 def _offset(factor: UOp) -> tuple[UOp, UOp] | None:
     """(q, c) of q + c for a constant."""
     if factor.op not in (Ops.ADD, Ops.SUB) or factor.src[1].op is not Ops.CONST:
@@ -275,15 +252,7 @@ def _reads_bytes(value: UOp) -> bool:
     return any(u.op is Ops.INDEX and u.dtype is dtypes.uint8 for u in value.toposort())
 
 
-def _product(factors: list[UOp]) -> UOp | None:
-    result: UOp | None = None
-    for factor in factors:
-        result = factor if result is None else result * factor
-    return result
-
-
-# ---- opts
-# ------------------------------------------------------------------------------------------------------
+# ---- opts --------------------------------------------------------------------------------------------------
 
 
 def block_rows(k: Kernel) -> bool:
@@ -343,40 +312,3 @@ def _unroll_scales(k: Kernel, scope: Scope) -> None:
     """Scales in scratch: all axes but the one that counts blocks."""
     for axis in sorted(scope.reduces)[1:]:
         k.apply(OptKind.UNROLL, axis, 0)
-
-
-# ---- after linearising
-# -----------------------------------------------------------------------------------------
-
-
-def prefetch_blocks(linear: UOp, target: Target) -> UOp:
-    """Fetch the bytes that a loop over blocks reads some rounds later: rows of blocks are short, and the
-    hardware begins anew with each of them.
-
-    Before:  w = LOAD x16 (p, a)
-    After:   w = LOAD x16 (p, a); PREFETCH(p, a + AHEAD)
-    """
-    found: dict[UOp, list[tuple[int, UOp]]] = {}
-    depth = 0
-    for u in linear.src:
-        depth += (u.op is Ops.RANGE) - (u.op is Ops.END)
-        if depth and u.op is Ops.LOAD and u.dtype.scalar is dtypes.uint8 and u.dtype.count >= 8:
-            memory, index = u.src[:2]
-            if memory.op is Ops.PARAM and memory.arg.size >= FETCHED_BYTES and index.dtype is dtypes.index:
-                found.setdefault(memory, []).append((linear_form(index)[1], u))
-    loads: set[UOp] = set()
-    for each in found.values():
-        last = -LINE
-        for place, load in sorted(each, key=lambda item: item[0]):
-            if place - last >= LINE:  # one for each line
-                loads.add(load)
-                last = place
-    if not loads:
-        return linear
-    program: list[UOp] = []
-    for u in linear.src:
-        program.append(u)
-        if u in loads:
-            ahead = UOp(Ops.ADD, dtypes.index, (u.src[1], UOp.index(AHEAD)))
-            program += [ahead, UOp(Ops.PREFETCH, dtypes.void, (u.src[0], ahead), 3)]
-    return linear.replace(src=tuple(program))

@@ -7,8 +7,10 @@ them once.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -84,15 +86,8 @@ def _hoist(reduce: UOp) -> UOp:
             (inside if node.ranges & ranges else outside).append(node)
     if not outside or not inside:
         return reduce
-    result = UOp(Ops.REDUCE, reduce.dtype, (_product(inside), *reduce.src[1:]), reduce.arg)
-    return result * _product(outside)
-
-
-def _product(factors: list[UOp]) -> UOp:
-    result = factors[0]
-    for factor in factors[1:]:
-        result = result * factor
-    return result
+    product = functools.reduce(operator.mul, inside)
+    return reduce.replace(src=(product, *reduce.src[1:])) * functools.reduce(operator.mul, outside)
 
 
 def _reduces_below(order: Iterable[UOp]) -> tuple[dict[UOp, int], dict[UOp, int]]:

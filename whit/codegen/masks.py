@@ -15,7 +15,7 @@ import math
 
 from whit.uop import Ops, UOp, dtypes
 from whit.uop.rewrite import rebuild
-from whit.uop.symbolic import conjunction
+from whit.uop.symbolic import conjunction, operands
 
 _DEPTH = 12  # how far below a choice a mask is looked for
 
@@ -43,24 +43,11 @@ def simplify_masks(ast: UOp) -> UOp:
     return rebuild(ast, simpler)
 
 
-def conditions(mask: UOp) -> list[UOp]:
-    """The conditions that a mask is the conjunction of."""
-    found: list[UOp] = []
-    stack = [mask]
-    while stack:
-        node = stack.pop()
-        if node.op is Ops.AND and node.dtype is dtypes.bool:
-            stack += node.src[::-1]
-        else:
-            found.append(node)
-    return found
-
-
 def is_zero(node: UOp, outside: UOp, depth: int = _DEPTH) -> bool:
     """Whether the value is 0 wherever the condition `outside` is false."""
     op = node.op
     if op is Ops.INDEX:
-        return len(node.src) > 2 and outside in conditions(node.src[2])
+        return len(node.src) > 2 and outside in operands(node.src[2], Ops.AND)
     if op is Ops.CONST:
         return _positive_zero(node)
     if depth == 0:
@@ -110,7 +97,7 @@ def _choice(where: UOp, alone: bool) -> UOp:
     if value.op is Ops.INDEX and alone and not any(u.op is Ops.INDEX for u in condition.toposort()):
         mask = conjunction(condition, *value.src[2:])
         return value if mask is None else value.replace(src=(*value.src[:2], mask))
-    found = conditions(condition)
+    found = operands(condition, Ops.AND)
     kept = [c for c in found if not is_zero(value, c)]
     if len(kept) == len(found):
         return where
@@ -129,19 +116,12 @@ def _flatten(reduce: UOp) -> UOp:
 
 def _product(product: UOp) -> UOp:
     """Factors that lie within their buffer anyway need no mask that another factor has."""
-    factors: list[UOp] = []
-    stack = [product]
-    while stack:
-        node = stack.pop()
-        if node.op is Ops.MUL:
-            stack += node.src[::-1]
-        else:
-            factors.append(node)
+    factors = operands(product, Ops.MUL)
     result: list[UOp] = list(factors)
     for at, factor in enumerate(factors):
         if factor.op is Ops.INDEX and len(factor.src) > 2 and _in_bounds(factor):
             others = [f for n, f in enumerate(result) if n != at]
-            kept = [c for c in conditions(factor.src[2]) if not any(is_zero(f, c) for f in others)]
+            kept = [c for c in operands(factor.src[2], Ops.AND) if not any(is_zero(f, c) for f in others)]
             mask = conjunction(*kept)
             result[at] = factor.replace(src=factor.src[:2] if mask is None else (*factor.src[:2], mask))
     if all(a is b for a, b in zip(result, factors, strict=True)):

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from whit.codegen.block_sums import prefetch_blocks
 from whit.codegen.delay import delay_stores
 from whit.codegen.estimate import estimate
 from whit.codegen.heuristics import choose
 from whit.codegen.linearize import linearize
 from whit.codegen.lower import lower_passes, prepare
 from whit.codegen.opts import Opt, OptError, apply
-from whit.codegen.prefetch import prefetch_rows
+from whit.codegen.prefetch import prefetch_blocks, prefetch_rows
 from whit.codegen.stream import stream_stores
 from whit.codegen.target import Target
 from whit.helpers import NOOPT, SPEC, human_bytes

@@ -14,6 +14,8 @@ Streams: a loop that reads a long stretch of memory once has its lines fetched s
 
 Before:  i = RANGE(8192) { … LOAD(p, i*64) }
 After:   i = RANGE(8192) { PREFETCH(p, i*64 + 1024); … LOAD(p, i*64) }
+
+Weights in blocks: rows are short, and bytes of a block lie apart; each line is fetched some rounds ahead.
 """
 
 from __future__ import annotations
@@ -21,18 +23,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from whit.codegen.scopes import LINE
 from whit.codegen.target import Target
 from whit.uop import Ops, UOp, dtypes
+from whit.uop.symbolic import linear_form
 
 LEAST_ROW = 2048  # bytes: shorter rows are over before anything arrives
 AHEAD = 4096  # bytes between what a stream reads and what it fetches
+BLOCKS_AHEAD = 8192  # the same for weights in blocks
+LEAST_MATRIX = 1 << 16  # bytes of such weights: fewer are in the caches
 LEAST_STREAM = 1 << 17  # bytes in one go, of which what is fetched beyond the end is little
 NEAREST, SECOND = 3, 2  # the first cache, the second: the PREFETCH's arg
-LINE = 64  # bytes
 STORING = 16.0  # instructions in whose time a loop could fetch a line because it stores one past the caches
 READING = 2.0  # instructions in whose time a loop could fetch a line however little it computes
-
-Sum = tuple[dict[UOp, int], int]  # factors of RANGEs and other leaves, and a constant
 
 
 @dataclass(eq=False, slots=True)
@@ -133,9 +136,10 @@ def _fetch_next(row: _Body, memory: UOp, target: Target, added: dict[UOp, list[U
     """Have the loops over a row fetch the next row of a buffer, each a part by the time that it takes."""
     reader = next(body for body in row.inner if any(load.src[0] is memory for load in body.loads))
     loads = [load.src[1] for load in reader.loads if load.src[0] is memory]
-    terms, constant = min([_sum_of(index) for index in loads], key=lambda item: item[1])
+    terms, constant = min([linear_form(index) for index in loads], key=lambda item: item[1])
     size = memory.dtype.itemsize
-    step, width = terms.get(row.counter, 0), reader.count * terms.pop(reader.counter, 0) * size
+    step, width = terms.get(row.counter, 0), reader.count * terms.get(reader.counter, 0) * size
+    terms = {leaf: factor for leaf, factor in terms.items() if leaf is not reader.counter}
     if step <= 0 or not LEAST_ROW <= width <= target.l2_bytes // 4:
         return
     if any(leaf.op not in (Ops.RANGE, Ops.SPECIAL, Ops.VAR) for leaf in terms):
@@ -165,12 +169,12 @@ def _fetch_ahead(body: _Body, target: Target, added: dict[UOp, list[UOp]]) -> No
     for load in body.loads:
         found.setdefault(load.src[0], []).append(load)
     for memory, loads in found.items():
-        terms, first = min([_sum_of(load.src[1]) for load in loads], key=lambda item: item[1])
+        terms, first = min([linear_form(load.src[1]) for load in loads], key=lambda item: item[1])
         size, step = memory.dtype.itemsize, terms.get(body.counter, 0)
         places = [
             constant - first + lane
             for load in loads
-            for others, constant in [_sum_of(load.src[1])]
+            for others, constant in [linear_form(load.src[1])]
             for lane in range(load.dtype.count if others == terms else 0)
         ]
         long = step * size * body.count >= LEAST_STREAM and step * size >= LINE
@@ -178,7 +182,7 @@ def _fetch_ahead(body: _Body, target: Target, added: dict[UOp, list[UOp]]) -> No
             continue
         if sorted(places) != list(range(step)):
             continue
-        start = next(load.src[1] for load in loads if _sum_of(load.src[1])[1] == first)
+        start = next(load.src[1] for load in loads if linear_form(load.src[1])[1] == first)
         for offset in range(0, step * size, LINE):
             place = UOp(Ops.ADD, dtypes.index, (start, UOp.index((AHEAD + offset) // size)))
             fetch = UOp(Ops.PREFETCH, dtypes.void, (memory, place), NEAREST)
@@ -196,7 +200,7 @@ def _footprint(row: _Body) -> int:
     for body in row.inner:
         for node in body.touched:
             if node.arg is None:
-                step = _sum_of(node.src[1])[0].get(body.counter, 0)
+                step = linear_form(node.src[1])[0].get(body.counter, 0)
                 size = body.count * step * node.src[0].dtype.itemsize
                 found[node.src[0]] = max(found.get(node.src[0], 0), size)
     return sum(found.values())
@@ -219,18 +223,34 @@ def _instruction(terms: dict[UOp, int], constant: int) -> UOp:
     return total
 
 
-def _sum_of(index: UOp) -> Sum:
-    """An index instruction as a sum of products."""
-    if index.op is Ops.CONST:
-        return {}, int(index.arg)
-    if index.op is Ops.ADD:
-        terms, constant = _sum_of(index.src[0])
-        more, other = _sum_of(index.src[1])
-        for leaf, factor in more.items():
-            terms[leaf] = terms.get(leaf, 0) + factor
-        return terms, constant + other
-    if index.op is Ops.MUL and index.src[1].op is Ops.CONST:
-        terms, constant = _sum_of(index.src[0])
-        factor = int(index.src[1].arg)
-        return {leaf: n * factor for leaf, n in terms.items()}, constant * factor
-    return {index: 1}, 0
+def prefetch_blocks(linear: UOp, target: Target) -> UOp:
+    """Fetch the bytes that a loop over blocks reads some rounds later: rows of blocks are short, and the
+    hardware begins anew with each of them.
+
+    Before:  w = LOAD x16 (p, a)
+    After:   w = LOAD x16 (p, a); PREFETCH(p, a + BLOCKS_AHEAD)
+    """
+    found: dict[UOp, list[tuple[int, UOp]]] = {}
+    depth = 0
+    for u in linear.src:
+        depth += (u.op is Ops.RANGE) - (u.op is Ops.END)
+        if depth and u.op is Ops.LOAD and u.dtype.scalar is dtypes.uint8 and u.dtype.count >= 8:
+            memory, index = u.src[:2]
+            if memory.op is Ops.PARAM and memory.arg.size >= LEAST_MATRIX and index.dtype is dtypes.index:
+                found.setdefault(memory, []).append((linear_form(index)[1], u))
+    loads: set[UOp] = set()
+    for each in found.values():
+        last = -LINE
+        for place, load in sorted(each, key=lambda item: item[0]):
+            if place - last >= LINE:  # one for each line
+                loads.add(load)
+                last = place
+    if not loads:
+        return linear
+    program: list[UOp] = []
+    for u in linear.src:
+        program.append(u)
+        if u in loads:
+            ahead = UOp(Ops.ADD, dtypes.index, (u.src[1], UOp.index(BLOCKS_AHEAD)))
+            program += [ahead, UOp(Ops.PREFETCH, dtypes.void, (u.src[0], ahead), 3)]
+    return linear.replace(src=tuple(program))

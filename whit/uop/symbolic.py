@@ -492,17 +492,23 @@ def _or(a: UOp, b: UOp) -> UOp | None:
     return None
 
 
-def conditions_of(valid: UOp | None) -> list[UOp]:
-    """The conditions that an AND holds together, each once, in order."""
-    parts: dict[UOp, None] = {}
-    stack = [] if valid is None else [valid]
+def operands(value: UOp, op: Op) -> list[UOp]:
+    """What a chain of one op combines, from left to right: (a * b) * c is of a, b and c."""
+    found: list[UOp] = []
+    stack = [value]
     while stack:
         node = stack.pop()
-        if node.op is Ops.AND and node.dtype is dtypes.bool:
-            stack += [node.src[1], node.src[0]]
-        elif node.op is not Ops.CONST or not node.arg:
-            parts[node] = None
-    return list(parts)
+        if node.op is op:
+            stack += node.src[::-1]
+        else:
+            found.append(node)
+    return found
+
+
+def conditions_of(valid: UOp | None) -> list[UOp]:
+    """The conditions that an AND holds together, each once, in order."""
+    parts = [] if valid is None else operands(valid, Ops.AND)
+    return [part for part in dict.fromkeys(parts) if part.op is not Ops.CONST or not part.arg]
 
 
 def conjunction(*conditions: UOp | None) -> UOp | None:
