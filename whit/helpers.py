@@ -23,6 +23,7 @@ except ImportError:
 T = TypeVar("T")
 
 VERSION = "0.1.0"  # of whit
+PAGE = 4096  # bytes, as far as the order of loads and stores goes; the system's may be larger
 
 # ---- errors ------------------------------------------------------------------------------------------------
 

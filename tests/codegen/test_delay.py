@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.codegen.opts_kernels import fold, folds, loops, param, read, softmax, store
 from tests.codegen.test_keep import run
+from tests.devices import GCC
 from tests.runtime.linear_kernels import buffer, program
 from tests.runtime.linear_kernels import read as contents
 from whit.codegen.pipeline import generate
@@ -94,11 +95,9 @@ def test_a_nan_stays_in_its_row() -> None:
     np.testing.assert_allclose(got[others], wanted[others], rtol=1e-5)
 
 
-@pytest.mark.parametrize("device", ["CPU", "CPU:GCC", "PYTHON"])
+@pytest.mark.parametrize("device", ["CPU", GCC, "PYTHON"])
 def test_every_device_runs_it(device: str) -> None:
     """The interpreter notices scratch that is read before it is written."""
-    if device == "CPU:GCC":
-        pytest.importorskip("shutil").which("gcc") or pytest.skip("no gcc")
     assert is_delayed(softmax(9, 512))
     made = generate(softmax(9, 512), STREAM._replace(native=STREAM.native - {Ops.LDEXP}))
     data: Any = np.random.default_rng(4).standard_normal((9, 512)).astype(np.float32)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.codegen.opts_kernels import elementwise, fold, folds, loops, param, read, row_sum, softmax, store
 from tests.codegen.test_keep import run
+from tests.devices import GCC
 from tests.runtime.linear_kernels import buffer, program
 from tests.runtime.linear_kernels import read as contents
 from whit.codegen.pipeline import generate
@@ -135,11 +136,9 @@ def test_values(shape: tuple[int, int]) -> None:
     np.testing.assert_allclose(got, power / power.sum(1, keepdims=True), rtol=1e-5)
 
 
-@pytest.mark.parametrize("device", ["CPU", "CPU:GCC", "PYTHON"])
+@pytest.mark.parametrize("device", ["CPU", GCC, "PYTHON"])
 def test_every_device_runs_it(device: str) -> None:
     """Addresses beyond the end of the buffer do not fault."""
-    if device == "CPU:GCC":
-        pytest.importorskip("shutil").which("gcc") or pytest.skip("no gcc")
     made = generate(softmax(16, 512), SMALL)
     assert any(u.op is Ops.PREFETCH for u in made.linear.src)
     data: Any = np.random.default_rng(4).standard_normal((16, 512)).astype(np.float32)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
+from tests.threads import run_together
 from whit import GlobalCounters, Tensor, TinyJit, UOp, Variable, nn
 from whit.helpers import ArgumentError, Context, DTypeError
 from whit.nn.optim import SGD
@@ -391,23 +388,5 @@ def test_threads_never_get_into_each_others_records() -> None:
             if found != 3 * size:
                 wrong.append(f"{found} instead of {3 * size}")
 
-    failed: list[BaseException] = []
-
-    def guarded(work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            failed.append(error)
-
-    works: list[Callable[[], None]] = [lambda f=f: records(f) for f in (1.0, 2.0, 4.0)]
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in [*works, computes]]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert not failed and not wrong
+    run_together([*[lambda f=f: records(f) for f in (1.0, 2.0, 4.0)], computes])
+    assert not wrong

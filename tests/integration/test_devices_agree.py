@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.devices import GCC
 from whit import Context, Tensor, UOp, dtypes
 from whit.autograd.rules import RULES
 from whit.uop import Op, Ops
@@ -22,7 +23,7 @@ CLANG = any(shutil.which(n) for n in ("clang", *[f"clang-{v}" for v in range(15,
 DEVICES = [
     "CPU",
     pytest.param("CPU:CLANG", marks=pytest.mark.skipif(not CLANG, reason="no clang of version 15 or later")),
-    pytest.param("CPU:GCC", marks=pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")),
+    GCC,
     "PYTHON",
 ]
 Array = np.ndarray[Any, Any]

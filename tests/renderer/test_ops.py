@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.devices import GCC
 from tests.runtime.linear_kernels import NUMPY, Kernel, buffer, elementwise, program, read, run
 from whit.runtime.device import Device
 from whit.uop import DType, Op, Ops, UOp, dtypes
@@ -22,7 +23,7 @@ DEVICES = [
             not any(shutil.which(n) for n in ("clang", "clang-19", "clang-14")), reason="no clang"
         ),
     ),
-    pytest.param("CPU:GCC", marks=pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")),
+    GCC,
 ]
 FLOATS = [dtypes.float32, dtypes.float64]
 INTS = list(dtypes.ints)

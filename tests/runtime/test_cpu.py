@@ -10,7 +10,6 @@ import os
 import stat
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.linear_kernels import Kernel, buffer, program, read
+from tests.threads import run_together
 from whit.helpers import CompileError, DeviceError
 from whit.runtime import cpu, native
 from whit.runtime.cpu import CCompiler, CPUDevice
@@ -75,16 +75,7 @@ def test_threads_never_get_the_same_block() -> None:
         mine = [memory.allocate(64) for _ in range(3000)]
         taken.extend(mine)
 
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
+    run_together([work] * 4)
     assert len(set(taken)) == 12000 and memory.used == 64 * 12000
 
 

@@ -27,14 +27,13 @@ from whit.engine.realize import (
     TensorMemory,
     adopt,
     aliases,
-    arenas_of_record,
     before_read,
     buffer_of,
     is_realized,
     outsiders,
     readers_of,
     realize,
-    recorder,
+    recording,
     resolve,
     turn,
     value_of,
@@ -620,34 +619,29 @@ class TinyJit(Generic[P, R]):
                 tensor.uop = alias
         nodes = [memory_of(t.uop) for t in inputs.tensors]
 
-        def see_step(step: Step) -> None:
-            trace.steps.append(step)
-
-        recording = get_ident()
+        thread = get_ident()
 
         def see_data(node: UOp, data: memoryview) -> None:
-            if get_ident() == recording:
+            if get_ident() == thread:
                 trace.data.append((node, blake2b(data, digest_size=16).digest()))
 
         outsiders.update(id(t) for t in trace.before)
         _running.append(self)
-        recorder.append(see_step)
         storage.on_put.append(see_data)
         before_read.append(_refuse_read)
         try:
-            result = self.function(*args, **kwargs)
-            returned = list(_tensors_in(result))
-            advanced = [
-                t
-                for t in Tensor.live
-                if t.uop.op is Ops.AFTER or any(n.op is Ops.AFTER for n in _chain(t.uop))
-            ]
-            realize([*returned, *advanced])
+            with recording(trace.steps.append):
+                result = self.function(*args, **kwargs)
+                returned = list(_tensors_in(result))
+                advanced = [
+                    t
+                    for t in Tensor.live
+                    if t.uop.op is Ops.AFTER or any(n.op is Ops.AFTER for n in _chain(t.uop))
+                ]
+                realize([*returned, *advanced])
         finally:
             _running.pop()
             outsiders.clear()
-            arenas_of_record.clear()
-            recorder.remove(see_step)
             storage.on_put.remove(see_data)
             before_read.remove(_refuse_read)
             for tensor, uop, alias in originals:
@@ -676,12 +670,9 @@ class TinyJit(Generic[P, R]):
             return result
         existing = {id(t): n for n, t in reversed(list(enumerate(inputs.tensors)))}
         outputs = []
-        recorder.append(trace.steps.append)
-        try:
+        with recording(trace.steps.append):
             for tensor in _tensors_in(result):
                 outputs.append(_describe_output(tensor, existing, trace, nodes))
-        finally:
-            recorder.pop()
         trace.before.clear()
         buffers = [buffer_of(node) for node in nodes]
         kept = self._moved_inputs(inputs, trace, nodes)

@@ -164,6 +164,17 @@ def _step(call: Call, plan: Schedule, memory: list[Buffer], values: dict[str, in
 
 
 @contextlib.contextmanager
+def recording(see: Callable[[Step], None]) -> Iterator[None]:
+    """`see` is told of every step inside of the block."""
+    recorder.append(see)
+    try:
+        yield
+    finally:
+        recorder.remove(see)
+        arenas_of_record.clear()
+
+
+@contextlib.contextmanager
 def paused() -> Iterator[None]:
     """Nothing is recorded inside of the block."""
     saved = recorder[:]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from whit.uop import Op, Ops
+from whit.helpers import PAGE
+from whit.uop import Op, Ops, UOp
 
 # what the LLVM and C renderers spell for the types that a CPU computes in; here so that a warm start loads
 # neither
@@ -38,3 +39,10 @@ CPU_OPS: frozenset[Op] = frozenset(
         Ops.BITCAST,
     }
 )
+
+
+def scratch_alignment(local: UOp, streamed: bool) -> int:
+    """Bytes of which the address of a LOCAL is a multiple. In kernels with stores past the caches it starts
+    at a page, as buffers do: a load waits for an earlier store at the same place of another page, and those
+    take long."""
+    return PAGE if streamed and local.arg.size * local.dtype.itemsize >= PAGE else 64

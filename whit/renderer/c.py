@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from whit.helpers import CompileError
+from whit.renderer import scratch_alignment
 from whit.renderer.llvm_values import small_float_bits
 from whit.uop import DType, Op, Ops, PyConst, UOp, dtypes
 from whit.uop.dtype import FLOAT_INFO
@@ -296,11 +297,9 @@ class CRenderer:
         )
 
     def local(self, node: UOp) -> None:
-        """Beside stores past the caches scratch starts at a page, as buffers do: a load waits for an earlier
-        store at the same place of another page, and those stores take long."""
         self.names[node] = name = f"local{node.arg.uid}"
         kind, size = _lane_type(node.dtype.scalar), max(1, node.arg.size)
-        align = 4096 if self.streamed and size * node.dtype.itemsize >= 4096 else 64
+        align = scratch_alignment(node, bool(self.streamed))
         self.line(f"{kind} {name}[{size}] __attribute__((aligned({align})));")
 
     # ---- memory

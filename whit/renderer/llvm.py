@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from whit.helpers import CompileError
+from whit.renderer import scratch_alignment
 from whit.renderer.llvm_values import (
     ARM_DOTS,
     BOOL_OPS,
@@ -224,11 +225,9 @@ class LLVMRenderer(Values):
         self.lines.append(f"  store {type_of(reg.dtype)} {self.value(value)}, ptr {self.names[reg]}")
 
     def local(self, node: UOp) -> None:
-        """Beside stores past the caches scratch starts at a page, as buffers do: a load waits for an earlier
-        store at the same place of another page, and those stores take long."""
         self.names[node] = name = f"%local{node.arg.uid}"
         kind, size = type_of(memory_dtype(node.dtype)), max(1, node.arg.size)
-        align = 4096 if self.streamed and size * node.dtype.itemsize >= 4096 else 64
+        align = scratch_alignment(node, bool(self.streamed))
         self.entry.append(f"  {name} = alloca [{size} x {kind}], align {align}")
 
     def special(self, node: UOp) -> None:

@@ -6,12 +6,11 @@ import bisect
 import os
 import threading
 
-from whit.helpers import DeviceError, human_bytes, round_up
+from whit.helpers import PAGE, DeviceError, human_bytes, round_up
 from whit.runtime import elf
 
 _SLAB = 1 << 20  # small blocks are cut from slabs of this size
 _SMALL = 1 << 16  # blocks up to this size are small
-_PAGE = 4096  # bytes, as far as the order of loads and stores goes; the system's may be larger
 _HUGE = 2 << 20  # the size of a huge page
 _MADV_HUGEPAGE = 14
 
@@ -105,8 +104,8 @@ class HostMemory:
     def cut(self, size: int) -> int:
         """A new small block. Large enough ones start at a page, so that the same element of any two is at the
         same place of a page: a load waits for an earlier store at its place of another page."""
-        if size >= _PAGE:
-            self.slab = round_up(self.slab, _PAGE)
+        if size >= PAGE:
+            self.slab = round_up(self.slab, PAGE)
         if self.slab + size > self.slab_end:
             self.slab = self.map(_SLAB)
             self.slab_end = self.slab + _SLAB
@@ -117,7 +116,7 @@ class HostMemory:
     @staticmethod
     def mapped(size: int) -> int:
         """Bytes of address space of a large block."""
-        return round_up(size, _HUGE if size >= _HUGE else 4096)
+        return round_up(size, _HUGE if size >= _HUGE else PAGE)
 
     def map(self, size: int) -> int:
         """Pages from the system; large blocks start at a huge page."""

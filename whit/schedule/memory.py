@@ -8,10 +8,9 @@ import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from whit.helpers import round_up
+from whit.helpers import PAGE, round_up
 
 ALIGN = 64
-PAGE = 4096  # bytes: what is as large starts there, as blocks of the CPU's memory do
 MANY = 2000  # items beyond which placing each against all others takes too long
 
 
