@@ -147,10 +147,14 @@ class Blocking:
         """Cycles of a product in the middle of a tile, what the edges waste included."""
         return float(self.step(p) * ceildiv(p.size_m, self.tile_m) * self.tiles_n(p))
 
+    def _moving_rows(self, p: Product) -> tuple[list[Axis], bool]:
+        """The outer axes along which rows change, and whether each task packs the same rows again."""
+        outer = [a for a in p.outer if any(depends(value, a) for _, value in p.rows)]
+        return outer, self.shared == "n" or (self.shared == "outer" and p.outer[0] not in outer)
+
     def _window_copies(self, p: Product) -> int:
         """How often all elements of windowed rows are packed."""
-        outer = [a for a in p.outer if any(depends(value, a) for _, value in p.rows)]
-        again = self.shared == "n" or (self.shared == "outer" and p.outer[0] not in outer)
+        outer, again = self._moving_rows(p)
         panels = self.tiles_n(p) if any(not p.moves_columns(a) for a in outer) else 1
         image = p.row_elements * p.itemsize // (size_of(outer[0]) if outer else 1)
         overlaps = HALO if image > ROOM * p.target.l2_bytes else 1  # rows of windows, copied a few at a time
@@ -158,9 +162,8 @@ class Blocking:
 
     def _row_copies(self, p: Product) -> int:
         """How often all rows are packed."""
-        outer = [a for a in p.outer if any(depends(value, a) for _, value in p.rows)]
+        outer, again = self._moving_rows(p)
         copies: int = prod([size_of(a) for a in outer])
-        again = self.shared == "n" or (self.shared == "outer" and p.outer[0] not in outer)
         if any(not p.moves_columns(a) for a in p.outer):  # such loops stand inside of those over panels
             copies *= self.tiles_n(p)
         return copies * self.tasks if again else copies
