@@ -16,10 +16,11 @@ import sys
 import time
 from pathlib import Path
 
-from bench import probe, processes
+from bench import processes
 from bench.roofline import plot
 from bench.rows import ROWS, Row, matching
 from bench.table import HEADER, Figure, figure, lines
+from whit.engine import probe
 
 
 def arguments() -> argparse.Namespace:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.probe import Machine
 from bench.table import Figure
+from whit.engine.probe import Machine
 
 TITLE = "whit (dots, with their share of the limit), the best peer (crosses), the limit of each row (bars)"
 

@@ -15,10 +15,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from bench import probe
 from bench.peers import difference
 from bench.rows import ROWS, Row
 from bench.timing import race
+from whit.engine import probe
 
 FLOP_TURNS = 400_000
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import growth, kernels, models, peers, probe, table, timing
+from bench import growth, kernels, models, peers, table, timing
 from bench.rows import ROWS, Goal, Row, matching
+from whit.engine import probe
 
 pytest.importorskip("torch")
 

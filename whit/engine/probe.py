@@ -1,13 +1,15 @@
 """What this machine can do at most: fused multiply-adds, and bytes read, written, copied and combined, a
 second. The loops are written as LLVM IR and compiled by llvmlite, for a machine need not have a compiler.
 
-    python -m bench.probe
+    python -m whit.engine.probe [--json]
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -303,4 +305,5 @@ def describe(machine: Machine) -> str:
 
 
 if __name__ == "__main__":
-    print(describe(measure(host())))
+    found = measure(host())
+    print(json.dumps(vars(found)) if "--json" in sys.argv else describe(found))
