@@ -35,10 +35,18 @@ def gradient(outputs: Sequence[UOp], inputs: Sequence[UOp], upstreams: Sequence[
             on_path.add(node)
     sums: dict[UOp, UOp] = {}
     results: dict[UOp, UOp] = {}
+    given: dict[UOp, list[UOp | None]] = {}  # CALL -> the gradients of its outputs
     for output, upstream in zip(outputs, upstreams, strict=True):
         _add(sums, output, upstream)
     for node in reversed(order):
+        if node.op is Ops.CALL:
+            if node in on_path and node in given:
+                _spread_call(node, given.pop(node), on_path, sums)
+            continue
         g = sums.pop(node, None)
+        if g is not None and node.op is Ops.OUTPUT and node.src[0] in on_path:
+            call, number = node.src[0], node.arg[0]
+            given.setdefault(call, [None] * len(call.arg.outputs))[number] = g
         if g is not None and node in on_path:
             _spread(node, g, on_path, sums)
             target = node if node in wanted else twins.get(node)
@@ -88,6 +96,16 @@ def _spread(node: UOp, g: UOp, on_path: set[UOp], sums: dict[UOp, UOp]) -> None:
             _add(sums, source, unbroadcast(part, source.shape) if node.op.is_elementwise else part)
 
 
+def _spread_call(call: UOp, upstreams: list[UOp | None], on_path: set[UOp], sums: dict[UOp, UOp]) -> None:
+    """Add what the gradient function of a given kernel says."""
+    kinds = enumerate(call.arg.outputs)
+    outputs = [UOp(Ops.OUTPUT, dtype, (call,), (number, shape)) for number, (shape, dtype) in kinds]
+    parts = call.arg.gradient(upstreams, outputs, call.src)
+    for source, part in zip(call.src, parts, strict=True):
+        if part is not None and source in on_path and source.dtype.is_float:
+            _add(sums, source, part)
+
+
 def _add(sums: dict[UOp, UOp], node: UOp, part: UOp) -> None:
     old = sums.get(node)
     sums[node] = part if old is None else old.alu(Ops.ADD, part)
@@ -116,6 +134,10 @@ def _operands(node: UOp) -> tuple[UOp, ...]:
 
 def edges_of(node: UOp) -> tuple[UOp, ...]:
     """The sources through which a gradient may flow."""
+    if node.op is Ops.CALL:
+        return tuple([s for s in node.src if s.dtype.is_float]) if node.arg.gradient is not None else ()
+    if node.op is Ops.OUTPUT:
+        return node.src if node.dtype.is_float and edges_of(node.src[0]) else ()
     if not node.dtype.is_float or (node.op not in RULES and node.op is not Ops.BUFFER):
         return ()
     return tuple([source for source in _operands(node) if source.dtype.is_float])

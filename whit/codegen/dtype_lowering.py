@@ -62,6 +62,8 @@ class _Lowering:
             return node.replace(dtype=src[0].dtype, src=src)
         if op is Ops.INDEX:
             return self.widen(UOp(Ops.INDEX, self.storage(dtype), src), dtype)
+        if op is Ops.LOAD:
+            return self.widen(UOp(Ops.LOAD, self.storage(dtype), src, node.arg), dtype)
         if op is Ops.CONST:
             return UOp.const(node.arg, F32)
         if op is Ops.BITCAST:

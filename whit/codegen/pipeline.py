@@ -12,6 +12,7 @@ from whit.codegen.linearize import linearize
 from whit.codegen.lower import lower_passes, prepare
 from whit.codegen.opts import Opt, OptError, apply
 from whit.codegen.prefetch import prefetch_blocks, prefetch_rows
+from whit.codegen.program import lower_program
 from whit.codegen.stream import stream_stores
 from whit.codegen.target import Target
 from whit.helpers import NOOPT, SPEC, human_bytes
@@ -39,6 +40,8 @@ def generate(ast: UOp, target: Target, opts: Sequence[Opt] | None = None) -> Gen
     opts: what to do with its axes; None lets the heuristics choose (NOOPT=1: nothing). OptError if one is
     illegal, or if the kernel takes more scratch than a task has.
     """
+    if ast.op is Ops.LINEAR:
+        return _generate_program(ast, target)
     if SPEC:
         from whit.uop.spec import verify
         verify(ast, "kernel", "given to codegen")
@@ -70,6 +73,23 @@ def generate(ast: UOp, target: Target, opts: Sequence[Opt] | None = None) -> Gen
         flops,
         moved,
     )
+
+
+def _generate_program(program: UOp, target: Target) -> Generated:
+    """A program written by hand: no opts, no choices."""
+    lowered = Pass("lower program", lower_program, "program", "linear", "expressions before their use")
+    linear = run_passes(program, (lowered,), target)
+    scratch = _scratch(linear)
+    if scratch > 2 * target.scratch_bytes:
+        raise OptError(
+            f"program {program.arg}",
+            because=f"it takes {human_bytes(scratch)} of scratch, a task has "
+            f"{human_bytes(2 * target.scratch_bytes)}",
+            fix="keep large arrays in a buffer that the program writes",
+        )
+    tasks = max([u.arg.size for u in linear.src if u.op is Ops.SPECIAL], default=1)
+    moved = sum([u.arg.size * u.dtype.itemsize for u in linear.src if u.op is Ops.PARAM])
+    return Generated(linear, program.arg, tasks, (1, 1, 1), (1, 1, 1), (), 0, moved)
 
 
 def _pipeline() -> tuple[Pass, ...]:

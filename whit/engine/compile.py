@@ -15,7 +15,7 @@ from whit.engine.counters import Work
 from whit.engine.profile import span
 from whit.helpers import BEAM, DEBUG, NOOPT, TUNED, blake2b, cache_get, cache_put, cpu_threads, log
 from whit.runtime.device import Device, Launch, Program
-from whit.uop import UOp
+from whit.uop import Ops, UOp
 from whit.uop.rewrite import timed
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def prepare(wanted: Sequence[tuple[UOp, str]]) -> None:
 
 def _chosen(ast: UOp, device: Device) -> Sequence[Opt] | None:
     """The opts that TUNED or BEAM ask for; None for those of the heuristics."""
-    if not (BEAM or TUNED.value):
+    if not (BEAM or TUNED.value) or ast.op is Ops.LINEAR:  # a program written by hand has no opts
         return None
     from whit.engine.beam import chosen
 
@@ -118,7 +118,7 @@ def _version() -> str:
 def cache_key(ast: UOp, device: Device) -> str:
     """Name of a kernel's entry in the disk cache: the IR, the machine, the settings and whit's own code."""
     text = f"{HEADER.format}|{device.target.key}|{device.name}|{BEAM.value}|{NOOPT.value}|{_version()}"
-    if BEAM or TUNED.value:
+    if (BEAM or TUNED.value) and ast.op is not Ops.LINEAR:
         from whit.engine.beam import known
 
         text += f"|{known(ast, device.target.key)}"

@@ -451,12 +451,9 @@ def _trim() -> None:
 def _stores(step: Step) -> int:
     """How many of a kernel's first buffers it writes."""
     assert step.kernel is not None
-    return 1 + max(
-        [
-            int(end.src[0].src[0].arg.slot if end.op is Ops.END else end.src[0].arg.slot)
-            for end in step.kernel.ast.src
-        ]
-    )
+    ends = [end.src[0] if end.op is Ops.END else end for end in step.kernel.ast.src]
+    memories = [end.src[0] for end in ends if end.op is Ops.STORE]
+    return 1 + max([int(memory.arg.slot) for memory in memories if memory.op is Ops.PARAM])
 
 
 def _chain(node: UOp) -> Iterator[UOp]:

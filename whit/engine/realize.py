@@ -118,7 +118,9 @@ def execute(plan: Schedule, externals: Sequence[UOp], values: dict[str, int]) ->
     memory: list[Buffer] = []
     for slot in plan.slots:
         if slot.external >= 0:
-            memory.append(buffer_of(externals[slot.external]))
+            whole = buffer_of(externals[slot.external])
+            at = slot.start * slot.dtype.itemsize
+            memory.append(whole.view(at, slot.nbytes) if slot.start >= 0 else whole)
         elif slot.offset >= 0:
             memory.append(arenas[slot.device].view(slot.offset, slot.nbytes))
         else:

@@ -99,8 +99,10 @@ class LLVMRenderer(Values):
                     fix="report this kernel with DEBUG=6",
                 )
         widths = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'
-        if _instructions_executed(linear) <= LITTLE_WORK:
-            widths += ' "whit-work"="little"'  # compiled with little effort (`whit.runtime.native`)
+        if linear.arg is not None:
+            widths += ' "whit-work"="by hand"'  # compiled with all effort (`whit.runtime.native`)
+        elif _instructions_executed(linear) <= LITTLE_WORK:
+            widths += ' "whit-work"="little"'  # compiled with little effort
         attributes = f'attributes #0 = {{ nounwind "no-builtins" {widths} }}'
         arguments = "ptr noalias readonly %buffers, ptr noalias readonly %variables, i64 %thread"
         head = f'define void @"{name}"({arguments}) #0 {{\nentry:'

@@ -43,6 +43,7 @@ def host_key() -> str:
 
 
 LITTLE_WORK = '"whit-work"="little"'  # what the renderer writes on a function that is done in no time
+BY_HAND = '"whit-work"="by hand"'  # and on one that codegen has not shaped
 
 
 class _LLVM:
@@ -73,6 +74,7 @@ class _LLVM:
     def compile(self, source: str, name: str) -> bytes:
         """LLVM IR text -> object. Full effort for code that runs for a while, little for what is done in no
         time anyway."""
+        by_hand = BY_HAND in source
         level = 0 if LITTLE_WORK in source else 2
         machine = self.machine(level)
         context = self.binding.create_context()  # of its own: contexts are not for two threads
@@ -86,6 +88,9 @@ class _LLVM:
                 fix="report it with the output of DEBUG=4",
             ) from error
         module.triple = machine.triple
+        if by_hand:
+            self.all_passes(module, level)
+            return self.emit(machine, module)
         for function in module.functions:
             if not function.is_declaration:
                 self.passes(function, level)
@@ -101,6 +106,15 @@ class _LLVM:
             manager.add_simplify_cfg_pass()
         run = _direct(self.binding.ffi.lib.LLVMPY_RunNewFunctionPassManager)
         run(manager, function, self.builders[level])
+
+    def all_passes(self, module: Any, level: int) -> None:
+        """LLVM's own pipeline, vectorisation of loops included: nobody else has done anything."""
+        options = self.binding.create_pipeline_tuning_options(speed_level=level)
+        options.loop_vectorization = True
+        options.slp_vectorization = False
+        options.loop_unrolling = True
+        builder = self.binding.create_pass_builder(self.machine(level), options)
+        builder.getModulePassManager().run(module, builder)
 
     def emit(self, machine: Any, module: Any) -> bytes:
         """The object file of a module."""

@@ -19,6 +19,7 @@ from whit.schedule.movement import (
     ZERO,
     Place,
     contiguous_view,
+    fixed_view,
     flat_index,
     operand_place,
     stripped,
@@ -320,12 +321,12 @@ def estimate(nodes: list[UOp], forced: dict[UOp, str]) -> Costs:
         ):
             forced[node] = f"more than {CHAIN_LIMIT} fused ops"
         shared = users.get(node, 0) > 1 and cost >= SHARED_COST and node.op not in _VIEWS
-        in_memory = node in forced or node.op in (Ops.BUFFER, Ops.AFTER, Ops.COPY) or (shared and reads)
+        in_memory = node in forced or node.op in _MEMORY or (shared and reads)
         seen[node] = (1.0, 1, True) if in_memory else (cost, ops, reads)
         result.lean[node] = _own_cost(node, lean)[0]
         is_large = node in result.contractions and result.lean[node] * size >= SMALL_WORK
         is_large = is_large and (node not in result.expansions or result.products[node] > LONGEST)
-        if is_large or node in forced or node.op in (Ops.BUFFER, Ops.AFTER, Ops.COPY):
+        if is_large or node in forced or node.op in _MEMORY:
             sure.add(node)
         lean[node] = (1.0, 1, True) if in_memory or node in sure else (result.lean[node], ops, reads)
         below[node] = frozenset() if node in sure else result.below[node]
@@ -353,12 +354,13 @@ def _is_sum_of_products(node: UOp) -> bool:
     return node.arg.op is Ops.ADD and value.op is Ops.MUL
 
 
+_MEMORY = frozenset({Ops.BUFFER, Ops.AFTER, Ops.COPY, Ops.CALL, Ops.OUTPUT})
 _VIEWS = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND, Ops.PAD, Ops.SHRINK, Ops.FLIP, Ops.DETACH})
 
 
 def _own_cost(node: UOp, seen: dict[UOp, tuple[float, int, bool]]) -> tuple[float, int, bool]:
     op = node.op
-    if op in (Ops.BUFFER, Ops.AFTER, Ops.COPY):
+    if op in _MEMORY:
         return 1.0, 1, True
     if not node.src or op is Ops.BIND:
         return (0.0 if op is Ops.CONST else 0.5), 0, False
@@ -396,6 +398,10 @@ def decide(root: UOp, outputs: dict[UOp, str]) -> Fusion:
                 forced.setdefault(stripped(node.src[0]), "source of a copy")
         elif node.op is Ops.CONTIGUOUS and contiguous_view(node) is None:
             forced.setdefault(stripped(node), "contiguous() was called")
+        elif node.op is Ops.CALL:
+            for source in node.src:
+                if fixed_view(source) is None:
+                    forced.setdefault(stripped(source), "a given kernel reads it")
     costs = estimate(nodes, forced)
     fusion = Fusion({}, {}, {})
     wanted: dict[UOp, dict[tuple[int, Place], Home]] = {}
@@ -405,6 +411,14 @@ def decide(root: UOp, outputs: dict[UOp, str]) -> Fusion:
             if op is not Ops.SINK:
                 for (_, place), home in wanted.pop(node, {}).items():
                     fusion.reads.setdefault(node, []).append((home, place))
+            continue
+        if op is Ops.OUTPUT or op is Ops.CALL:  # what a given kernel reads has been forced into memory
+            wanted.pop(node, None)
+            call = node if op is Ops.CALL else node.src[0]
+            home = fusion.homes.get(call) or Home(call, "a given kernel")
+            fusion.homes[call] = home
+            if op is Ops.OUTPUT:
+                fusion.hosts[node] = home
             continue
         if op is Ops.STORE:
             home = fusion.homes[node] = Home(node, "assignment")

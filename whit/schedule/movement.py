@@ -200,6 +200,14 @@ def contiguous_view(node: UOp) -> tuple[UOp, Sint] | None:
     return node, offset
 
 
+def fixed_view(node: UOp) -> tuple[UOp, int] | None:
+    """`contiguous_view` at an offset that is a plain number, in the memory's own dtype; else None."""
+    view = contiguous_view(node)
+    if view is None or not isinstance(view[1], int) or view[0].dtype is not node.dtype:
+        return None
+    return view[0], view[1]
+
+
 def memory_of(node: UOp) -> UOp:
     """The BUFFER below an AFTER, or a view of either."""
     while node.op is not Ops.BUFFER:

@@ -9,7 +9,7 @@ from whit.schedule.fusion import FEW_ROWS, SMALL_WORK, Home, decide
 from whit.schedule.lower import Kernel, elements, lower
 from whit.schedule.memory import ALIGN, Lifetime, plan
 from whit.schedule.merge import merge
-from whit.schedule.movement import contiguous_view, memory_of, stripped
+from whit.schedule.movement import contiguous_view, fixed_view, memory_of, stripped
 from whit.schedule.order import Memory, dependencies, execution_order, misaligned_stores, versions_to_copy
 from whit.uop import DType, Ops, UOp, dtypes
 from whit.uop.rewrite import rebuild, timed
@@ -18,7 +18,8 @@ from whit.uop.uop import alu, uops_in, variables_of
 
 class Slot(NamedTuple):
     """A memory that the calls name. external: position in the list of the caller's BUFFERs; else a new buffer
-    (`output`) or, when `offset` >= 0, a piece of the arena."""
+    (`output`) or, when `offset` >= 0, a piece of the arena. A given kernel may read a piece of an external
+    memory, from element `start` on."""
 
     dtype: DType
     size: int
@@ -26,6 +27,7 @@ class Slot(NamedTuple):
     external: int = -1
     output: bool = False
     offset: int = -1
+    start: int = -1  # of a piece of an external memory, in elements
 
     @property
     def nbytes(self) -> int:
@@ -106,6 +108,8 @@ def graph_key(roots: list[UOp]) -> GraphKey:
             buffers.append(node)
         elif op is Ops.AFTER:
             arg = None  # the number of the version
+        elif op is Ops.CALL:
+            arg = (arg.kernel, arg.device)  # whatever its gradient is
         elif op is Ops.CONST:
             if node.dtype.is_float:
                 arg = repr(arg)  # tells 0.0 from -0.0, and every NaN is one
@@ -181,7 +185,7 @@ def make_schedule(roots: list[UOp], buffers: list[UOp]) -> Schedule:
             continue
         with timed("schedule: kernels"):
             kernels = {
-                home: lower(home, fusion) for node, home in fusion.homes.items() if node.op is not Ops.COPY
+                home: lower(home, fusion) for node, home in fusion.homes.items() if node.op not in _WHOLE
             }
         with timed("schedule: order"):
             read_by = {home: _reads_of(home, kernels) for home in fusion.homes.values()}
@@ -197,7 +201,13 @@ def make_schedule(roots: list[UOp], buffers: list[UOp]) -> Schedule:
     return _assemble(list(root.src), buffers, order, kernels, before)
 
 
+_WHOLE = (Ops.COPY, Ops.CALL)  # homes that read memory as it is, and are no kernels to be written here
+
+
 def _reads_of(home: Home, kernels: dict[Home, Kernel]) -> dict[UOp, None]:
+    if home.node.op is Ops.CALL:
+        views = [(fixed_view(source), source) for source in home.node.src]
+        return {view[0] if view is not None else stripped(source): None for view, source in views}
     if home.node.op is not Ops.COPY:
         return kernels[home].reads
     view = contiguous_view(home.node.src[0])
@@ -309,7 +319,8 @@ def _assemble(
     calls = []
     for unit in units:
         if isinstance(unit, Home):
-            calls.append(_copy_call(unit, table))
+            is_copy = unit.node.op is Ops.COPY
+            calls.append(_copy_call(unit, table) if is_copy else _given_call(unit, table))
             continue
         with timed("schedule: kernels"):
             ast, memories = unit.finish()
@@ -329,11 +340,12 @@ def _assemble(
 def _merged(
     order: list[Home], kernels: dict[Home, Kernel], before: dict[Home, set[Home]], results: set[UOp]
 ) -> list[Kernel | Home]:
-    """Merged kernels and copies. Copies stay where they are; kernels merge between two of them."""
+    """Merged kernels, copies and given kernels. These stay where they are; kernels merge between two of
+    them."""
     runs: list[list[Kernel]] = [[]]
     copies: list[Home] = []
     for home in order:
-        if home.node.op is Ops.COPY:
+        if home.node.op in _WHOLE:
             copies.append(home)
             runs.append([])
         elif elements(home.value):
@@ -343,7 +355,7 @@ def _merged(
     for nodes in reads:
         for node in nodes:
             readers[node] = readers.get(node, 0) + 1
-    needed = results | {stripped(home.node.src[0]) for home in copies}
+    needed = results | {stripped(source) for home in copies for source in home.node.src}
     units: list[Kernel | Home] = []
     for number, run in enumerate(runs):
         values = [home.node for kernel in run for home in kernel.homes]
@@ -373,6 +385,15 @@ class _Slots:
             )
         return found
 
+    def piece(self, memory: UOp, start: int, size: int) -> int:
+        """The slot of `size` elements of a BUFFER from `start` on."""
+        whole = self.slot(memory)
+        found = self.slots[whole]
+        if not start and size == found.size:
+            return whole
+        self.slots.append(found._replace(size=size, start=start))
+        return len(self.slots) - 1
+
 
 def _result(root: UOp, table: _Slots) -> Result:
     view = contiguous_view(root)
@@ -394,6 +415,20 @@ def _copy_call(home: Home, table: _Slots) -> Call:
         reason=home.reason,
         source_offset=offset,
     )
+
+
+def _given_call(home: Home, table: _Slots) -> Call:
+    """The call of a kernel that somebody gives: its outputs, then the values that it reads."""
+    call = home.node
+    slots = [table.slot(UOp(Ops.OUTPUT, dtype, (call,), (number, shape)))
+             for number, (shape, dtype) in enumerate(call.arg.outputs)]
+    for source in call.src:
+        view = fixed_view(source)
+        slots.append(table.slot(stripped(source)) if view is None
+                     else table.piece(memory_of(view[0]), view[1], elements(source)))
+    kernel = call.arg.kernel
+    variables = tuple([v.arg.name for v in variables_of(kernel.toposort())])
+    return Call(kernel, tuple(slots), variables, home.reason)
 
 
 def _plan_arena(made: Schedule) -> None:

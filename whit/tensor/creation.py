@@ -9,8 +9,8 @@ from typing import Any, Self, TypeAlias
 from whit.helpers import ArgumentError, ShapeError, ceildiv, prod
 from whit.tensor import storage
 from whit.tensor.base import iota, scalar_shape
+from whit.tensor.custom import CustomMixin
 from whit.tensor.movement import sizes
-from whit.tensor.reduce import ReduceMixin
 from whit.uop import DType, Ops, PyConst, Shape, UOp, dtypes
 from whit.uop.dtype import to_dtype
 from whit.uop.uop import show_shape
@@ -35,7 +35,7 @@ def checked_shape(shape: tuple[Any, ...], what: str) -> Shape:
     return tuple(result)
 
 
-class CreationMixin(ReduceMixin):
+class CreationMixin(CustomMixin):
     """Methods of the creation family."""
 
     @classmethod

@@ -1,7 +1,7 @@
 """The arguments that nodes of the IR carry.
 
 Evaluated annotations, not `from __future__ import annotations`: each text would be compiled at import."""
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from whit.uop.ops import AxisType, Op
 
@@ -48,6 +48,17 @@ class StageArg(NamedTuple):
 
     space: str
     uid: int
+
+
+class CallArg(NamedTuple):
+    """A kernel that somebody gives: a SINK at kernel level or a LINEAR program, whose first PARAMs are the
+    outputs, of these shapes and dtypes, and the others the values that it reads. `gradient`: from the
+    outputs' gradients (None: not wanted), the outputs and the values to the values' gradients."""
+
+    kernel: Any
+    outputs: tuple[Any, ...]
+    device: str
+    gradient: Any = None
 
 
 class SpecialArg(NamedTuple):

@@ -314,7 +314,9 @@ class Ops:
                   "src[0] is done for every value of the RANGEs src[1:]; outermost first.")
     SINK = define("SINK", "sink", None, "The root of a kernel or of a set of tensors.")
     CALL = define("CALL", "sink", None,
-                   "Run src[0] (SINK or COPY) on the buffers and bound variables src[1:].")
+                   "Schedule: run src[0] (SINK, LINEAR or COPY) on the buffers src[1:]. Tensor: the kernel "
+                   "arg.kernel on the values src.")
+    OUTPUT = define("OUTPUT", "sink", 1, "One of the values that a CALL gives; arg (its number, its shape).")
     LINEAR = define("LINEAR", "sink", None, "Instructions or calls in order.")
 
     # ---- linear level

@@ -11,7 +11,17 @@ from functools import lru_cache
 from typing import Any
 
 from whit.helpers import IRError
-from whit.uop.args import BufferArg, LocalArg, ParamArg, RangeArg, ReduceArg, SpecialArg, StageArg, VarArg
+from whit.uop.args import (
+    BufferArg,
+    CallArg,
+    LocalArg,
+    ParamArg,
+    RangeArg,
+    ReduceArg,
+    SpecialArg,
+    StageArg,
+    VarArg,
+)
 from whit.uop.dtype import DType, dtypes, wrap
 from whit.uop.ops import ALU, MOVEMENT, REDUCTIONS, AxisType, Op, Ops
 from whit.uop.uop import UOp
@@ -239,6 +249,11 @@ _TENSOR = (
         lambda u: _same_as_source(u) and type(u.arg) is str),
     Row((Ops.STORE,), "(view of a BUFFER or AFTER, value) of one shape and dtype", _tensor_store),
     Row((Ops.AFTER,), "(BUFFER or AFTER or a RESHAPE of one, STORE…)", _after),
+    Row((Ops.CALL,), "values, and CallArg with a kernel", lambda u: isinstance(u.arg, CallArg)
+        and u.arg.kernel.op in (Ops.SINK, Ops.LINEAR)),
+    Row((Ops.OUTPUT,), "(CALL) and (number, shape) of one of its outputs",
+        lambda u: u.src[0].op is Ops.CALL and u.arg == (u.arg[0], u.src[0].arg.outputs[u.arg[0]][0])
+        and u.dtype is u.src[0].arg.outputs[u.arg[0]][1]),
     Row((Ops.SINK,), "void", lambda u: u.dtype is dtypes.void),
 )
 
@@ -293,6 +308,15 @@ _LINEAR = (
         lambda u: u.arg in (*REDUCTIONS, Ops.AND, Ops.OR) and u.dtype is u.src[0].dtype.scalar),
 )
 
+_PROGRAM = (
+    *[Row(row.ops, row.says + "; a scalar", _scalar(row.test)) for row in _VALUES],
+    *[row for row in _LINEAR if row.ops[0] in (Ops.PARAM, Ops.END, Ops.IF, Ops.ENDIF, Ops.LOAD, Ops.STORE)],
+    Row((Ops.LINEAR,), "statements and a name", lambda u: u.dtype is dtypes.void and type(u.arg) is str
+        and u.arg.isidentifier()),
+    Row((Ops.LOCAL,), "LocalArg, not shared", lambda u: isinstance(u.arg, LocalArg) and not u.arg.shared),
+    Row((Ops.RANGE,), "index, a size, axis LOOP or THREAD", _range((AxisType.LOOP, AxisType.THREAD))),
+)
+
 _SCHEDULE = (
     *_TENSOR,
     _STAGE,
@@ -300,8 +324,11 @@ _SCHEDULE = (
     Row((Ops.REDUCE,), "a kernel's REDUCE", _scalar(_reduce_ranges)),
     Row((Ops.STORE,), "a kernel's STORE", _kernel_store),
     Row((Ops.RANGE,), "index, a size and RangeArg", _range(AxisType)),
-    Row((Ops.CALL,), "(SINK or COPY, BUFFERs or BINDs…)",
-        lambda u: bool(u.src) and u.src[0].op in (Ops.SINK, Ops.COPY)),
+    Row((Ops.CALL,), "(SINK, LINEAR or COPY, BUFFERs or BINDs…)",
+        lambda u: bool(u.src) and u.src[0].op in (Ops.SINK, Ops.LINEAR, Ops.COPY)),
+    *[row for row in _PROGRAM if row.ops[0] in (Ops.IF, Ops.ENDIF, Ops.LOAD, Ops.LOCAL, Ops.LINEAR)],
+    Row((Ops.STORE, Ops.END), "of a program", lambda u: _linear_store(u) if u.op is Ops.STORE
+        else u.src[0].op is Ops.RANGE),
     Row((Ops.LINEAR,), "CALLs", lambda u: all(s.op is Ops.CALL for s in u.src)),
 )
 
@@ -318,6 +345,7 @@ LEVELS: dict[str, tuple[Row, ...]] = {
               Row((Ops.LOCAL,), "LocalArg", lambda u: isinstance(u.arg, LocalArg)),
               Row((Ops.AFTER,), "(LOCAL, STORE or END…)", lambda u: u.src[0].op is Ops.LOCAL
                   and all(s.op in (Ops.STORE, Ops.END) for s in u.src[1:]))),
+    "program": _PROGRAM,
     "linear": _LINEAR,
     "schedule": _SCHEDULE,
 }
@@ -362,6 +390,21 @@ def verify(root: UOp, level: str, where: str = "") -> None:
         _verify_ranges(root, nodes, level, where)
     if level == "linear" and root.op is Ops.LINEAR:
         _verify_order(root, where)
+    if level == "program":
+        _verify_statements(root, where)
+    if level == "tensor":
+        for node in nodes:
+            if node.op is Ops.CALL:
+                verify_kernel(node.arg.kernel, where)
+
+
+def verify_kernel(kernel: UOp, where: str = "") -> None:
+    """A kernel that somebody gives: a SINK at kernel level or a LINEAR program. Raises IRError."""
+    if kernel.op not in (Ops.SINK, Ops.LINEAR):
+        raise IRError(f"a kernel that is a {kernel.op.name}",
+                      because="a kernel is a SINK of stores, or a LINEAR of statements",
+                      fix="return UOp.sink(...), or finish() of a whit.uop.program.Program")
+    verify(kernel, "kernel" if kernel.op is Ops.SINK else "program", where)
 
 
 def _passes(test: Test, node: UOp) -> bool:
@@ -393,6 +436,50 @@ def _verify_ranges(root: UOp, nodes: list[UOp], level: str, where: str) -> None:
                       "a number of its own for every RANGE")
 
 
+def _verify_statements(root: UOp, where: str) -> None:
+    """What was read is used after that and inside of the same loop or branch; loops and branches nest; a
+    THREAD loop holds everything."""
+    seen: set[UOp] = set()
+    gone: set[UOp] = set()
+    inside: list[list[UOp]] = [[]]
+    opened: list[UOp] = []
+    for number, node in enumerate(root.src):
+        stack = dict.fromkeys(node.src if node.op not in (Ops.END, Ops.ENDIF) else ())
+        parts = list(stack)
+        for part in parts:  # grows meanwhile: expressions down to what was read before
+            placed = part.op is Ops.LOAD or part.op is Ops.RANGE
+            if placed and (part not in seen or part in gone):
+                _complain(part, "program", where, f"{node.op.name} uses it outside of where it is known",
+                          "what is read, and counters, after that and inside of the same loop or branch")
+            elif not placed:
+                parts += [s for s in part.src if s not in stack]
+                stack.update(dict.fromkeys(part.src))
+        if node.op in (Ops.END, Ops.ENDIF):
+            if not opened or opened[-1] is not node.src[0]:
+                _complain(node, "program", where, "it does not close what was opened last",
+                          "loops and branches that nest")
+            opened.pop()
+            gone.update(inside.pop())
+        elif node.op in (Ops.RANGE, Ops.IF, Ops.LOAD):
+            if node in seen:
+                _complain(node, "program", where, "it stands twice in the list",
+                          "a number of its own for each")
+            inside[-1].append(node)
+            seen.add(node)
+            if node.op is not Ops.LOAD:
+                is_task = node.op is Ops.RANGE and node.arg.axis is AxisType.THREAD
+                if is_task and (number or root.src[-1].src != (node,)):
+                    _complain(node, "program", where, "something stands outside of it",
+                              "a parallel loop that holds the whole program")
+                opened.append(node)
+                inside.append([node])
+        elif node.op is not Ops.STORE:
+            _complain(node, "program", where, "it is no statement", "LOAD, STORE, RANGE, END, IF, ENDIF")
+    if opened:
+        _complain(opened[-1], "program", where, "it is never closed", "an END for every RANGE, an ENDIF for "
+                  "every IF")
+
+
 # never computed, so no loop owns them
 _EVERYWHERE = (Ops.CONST, Ops.PARAM, Ops.VAR, Ops.SPECIAL, Ops.LOCAL)
 
@@ -422,8 +509,9 @@ def _verify_order(root: UOp, where: str) -> None:
                 _complain(node, "linear", where, "it is opened twice", "every loop once")
             opened.append(node)
             inside.append([node])
-        elif node.op not in _EVERYWHERE and node not in seen:
-            inside[-1].append(node)
+        elif node.op not in _EVERYWHERE and (node not in seen or node in closed):
+            inside[-1].append(node)  # computed again after the loop or branch that computed it first
+            closed.discard(node)
         seen.add(node)
     if opened:
         _complain(opened[-1], "linear", where, "it is never closed",

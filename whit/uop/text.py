@@ -25,7 +25,17 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 from whit.helpers import DTypeError, IRError
-from whit.uop.args import BufferArg, LocalArg, ParamArg, RangeArg, ReduceArg, SpecialArg, StageArg, VarArg
+from whit.uop.args import (
+    BufferArg,
+    CallArg,
+    LocalArg,
+    ParamArg,
+    RangeArg,
+    ReduceArg,
+    SpecialArg,
+    StageArg,
+    VarArg,
+)
 from whit.uop.dtype import DType, dtype_of_name, dtypes
 from whit.uop.ops import AxisType, Op, Ops, all_ops
 from whit.uop.uop import UOp, arg_fields, show_shape
@@ -63,6 +73,7 @@ for _op, _cls in ((Ops.BUFFER, BufferArg), (Ops.PARAM, ParamArg), (Ops.VAR, VarA
                   (Ops.LOCAL, LocalArg)):
     arg_class(_op)(_cls)
 arg_class()(AxisType)
+arg_class()(CallArg)
 
 # ---- printing ----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 from whit.helpers import DTypeError, ShapeError, blake2b, prod
-from whit.uop.args import BufferArg, RangeArg, ReduceArg, VarArg
+from whit.uop.args import BufferArg, CallArg, RangeArg, ReduceArg, VarArg
 from whit.uop.dtype import DType, PyConst, dtypes, wrap
 from whit.uop.ops import AxisType, Op, Ops
 
@@ -107,7 +107,7 @@ class UOp:
         else:
             rule = _SHAPE_RULES.get(op)
             self.shape = () if rule is None else rule(self)
-            self.device = _device_of(self) if src or op is Ops.BUFFER else None
+            self.device = _device_of(self) if src or op is Ops.BUFFER or op is Ops.CALL else None
         ref = _Ref(self, _forget)
         ref.key = key
         found = _interned.setdefault(key, ref)
@@ -614,11 +614,16 @@ def _shape_first(u: UOp) -> Shape:
     return u.src[0].shape
 
 
+def _shape_output(u: UOp) -> Shape:
+    return tuple(u.arg[1]) if isinstance(u.src[0].arg, CallArg) else ()
+
+
 _SHAPE_RULES: dict[Op, Callable[[UOp], Shape]] = {
     Ops.IOTA: lambda u: (u.arg,), Ops.BUFFER: lambda u: (u.arg.size,), Ops.PARAM: lambda u: (u.arg.size,),
     Ops.RESHAPE: _shape_reshape, Ops.PERMUTE: _shape_permute, Ops.EXPAND: _shape_expand, Ops.PAD: _shape_pad,
     Ops.SHRINK: _shape_shrink, Ops.FLIP: _shape_first, Ops.REDUCE: _shape_reduce, Ops.TAKE: _shape_take,
     Ops.CONTIGUOUS: _shape_first, Ops.DETACH: _shape_first, Ops.COPY: _shape_first, Ops.AFTER: _shape_first,
+    Ops.OUTPUT: _shape_output,
 }
 
 
@@ -627,6 +632,8 @@ def _device_of(u: UOp) -> str | None:
         return str(u.arg.device)
     if u.op is Ops.COPY:
         return str(u.arg)
+    if u.op is Ops.CALL and isinstance(u.arg, CallArg):
+        return str(u.arg.device)
     for source in u.src:
         if source.device is not None:
             return source.device
