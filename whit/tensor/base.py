@@ -120,6 +120,20 @@ class TensorBase:
             TensorBase.gradients_wanted = True
         self._requires_grad = value
 
+    @property
+    def is_param(self) -> bool:
+        """Whether `backward` fills `grad`: requires_grad under tinygrad's name."""
+        return bool(self._requires_grad)
+
+    def is_param_(self, is_param: bool = True) -> Self:
+        """Set requires_grad; returns self.
+
+        >>> Tensor([1.0]).is_param_().requires_grad
+        True
+        """
+        self.requires_grad = is_param
+        return self
+
     def numel(self) -> Sint:
         """The number of elements.
 

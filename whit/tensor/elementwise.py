@@ -679,10 +679,6 @@ class ElementwiseMixin(TensorBase):
         return self._function(Ops.ERF)
 
     @_in_single
-    def erfc(self) -> Self:
-        return 1 - self.erf()
-
-    @_in_single
     def cos(self) -> Self:
         """Cosine of radians, as 1 - 2 sin(x/2)**2: halving is exact, so large arguments lose nothing."""
         half = (self._float() * 0.5).sin()

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from whit.helpers import ArgumentError, DTypeError, ShapeError, ceildiv, prod
 from whit.tensor.base import check_devices, scalar_shape
-from whit.tensor.elementwise import ElementwiseMixin
+from whit.tensor.special import SpecialMixin
 from whit.uop import DType, Ops, PyConst, Shape, Sint, UOp, dtypes, promote
 from whit.uop.dtype import to_dtype
 from whit.uop.uop import known_size, show_shape
@@ -40,7 +40,7 @@ def whole(values: tuple[Any, ...], what: str, least: int | None = 0) -> tuple[An
     return tuple(result)
 
 
-class MovementMixin(ElementwiseMixin):
+class MovementMixin(SpecialMixin):
     """Methods of the movement family."""
 
     # ---- the primitive movements

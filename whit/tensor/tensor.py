@@ -12,8 +12,8 @@ from typing import Any, Self
 from whit.helpers import TRAINING, ArgumentError, Context, DTypeError, ShapeError, all_int, prod
 from whit.tensor import storage
 from whit.tensor.base import TensorBase, check_devices
-from whit.tensor.functional import FunctionalMixin
 from whit.tensor.guard import guard
+from whit.tensor.hashing import HashMixin
 from whit.tensor.indexing import memory_below
 from whit.tensor.storage import device_name, hooks, next_version
 from whit.uop import DType, Ops, Shape, UOp, dtypes
@@ -33,7 +33,7 @@ class _TensorType(type):
         TRAINING.value = int(value)
 
 
-class Tensor(FunctionalMixin, metaclass=_TensorType):
+class Tensor(HashMixin, metaclass=_TensorType):
     """A multi-dimensional array whose value is a lazy graph.
 
     Tensor(data, dtype=None, device=None, requires_grad=None). `data`: a Python scalar, nested lists of them
