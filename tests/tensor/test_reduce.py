@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tests.tensor.reference import evaluate
 from whit import Tensor, dtypes
 from whit.helpers import ArgumentError, ShapeError
-from whit.tensor import reduce as reduce_module
 
 SHAPES = [(), (1,), (7,), (2, 3), (3, 1, 5), (2, 3, 5, 2)]
 WIDENED = {
@@ -174,9 +173,7 @@ def test_running(x: np.ndarray, data: Any) -> None:
 
 
 @pytest.mark.parametrize("n", [5, 16, 17, 64, 131])
-def test_running_in_blocks(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reduce_module, "BLOCK", 4)
-    monkeypatch.setattr(reduce_module, "DIRECT", 4)
+def test_running_over_rows(n: int) -> None:
     x = np.random.default_rng(n).standard_normal((2, n))
     x[1, n // 2] = np.nan
     np.testing.assert_allclose(evaluate(Tensor(x).cumsum(1)), np.cumsum(x, 1), rtol=1e-12)
@@ -211,16 +208,11 @@ def sortable(draw: Any) -> tuple[np.ndarray, int]:
     return rng.choice(pool, shape), draw(st.integers(-len(shape), len(shape) - 1))
 
 
-@pytest.mark.parametrize("ranked", [512, 2], ids=["ranked", "merged"])
 @settings(max_examples=30, deadline=None)
 @given(sortable(), st.booleans())
-def test_sort(ranked: int, case: tuple[np.ndarray, int], descending: bool) -> None:
+def test_sort(case: tuple[np.ndarray, int], descending: bool) -> None:
     x, axis = case
-    saved, reduce_module.RANKED = reduce_module.RANKED, ranked
-    try:
-        values, order = Tensor(x).sort(axis, descending)
-    finally:
-        reduce_module.RANKED = saved
+    values, order = Tensor(x).sort(axis, descending)
     want_order = np.argsort(x, axis=axis, kind="stable")
     if descending:  # PyTorch's order: stable, NaN first
         key = np.flip(x, axis)

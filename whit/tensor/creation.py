@@ -9,8 +9,8 @@ from typing import Any, Self, TypeAlias
 from whit.helpers import ArgumentError, ShapeError, ceildiv, prod
 from whit.tensor import storage
 from whit.tensor.base import iota, scalar_shape
-from whit.tensor.custom import CustomMixin
 from whit.tensor.movement import sizes
+from whit.tensor.sorting import SortingMixin
 from whit.uop import DType, Ops, PyConst, Shape, UOp, dtypes
 from whit.uop.dtype import to_dtype
 from whit.uop.uop import show_shape
@@ -35,7 +35,7 @@ def checked_shape(shape: tuple[Any, ...], what: str) -> Shape:
     return tuple(result)
 
 
-class CreationMixin(CustomMixin):
+class CreationMixin(SortingMixin):
     """Methods of the creation family."""
 
     @classmethod
@@ -270,8 +270,8 @@ class CreationMixin(CustomMixin):
     def from_blob(
         cls, address: int, shape: Any, dtype: DTypeLike = None, device: str | None = None, keep: object = None
     ) -> Self:
-        """A tensor over memory at `address`, which must stay valid and unchanged while the tensor lives;
-        `keep` is an object that owns it."""
+        """A tensor over memory at `address`, which must stay valid while the tensor lives; `keep` is an
+        object that owns it. A CPU device computes there: what is written to the tensor is written to it."""
         import ctypes
 
         known = checked_shape(sizes((shape,)), "from_blob")
@@ -279,7 +279,7 @@ class CreationMixin(CustomMixin):
         nbytes = prod(known) * want.itemsize
         data = memoryview((ctypes.c_uint8 * nbytes).from_address(address)) if nbytes else memoryview(b"")
         buffer = UOp.new_buffer(prod(known), want, storage.device_name(device))
-        storage.put(buffer, data, keep)
+        storage.put(buffer, data, storage.Lent(address, keep))
         return cls._wrap(buffer.reshape(known))
 
     # ---- grids and triangles

@@ -114,6 +114,24 @@ class _TensorGradient:
         return parts
 
 
+@dataclass(frozen=True)
+class Backward:
+    """A gradient function of whit's own kernels, between tensors: `function(gradients, outputs, values,
+    *args)` with None for gradients that are zero, to a gradient (or None) for each value. Equal ones are
+    equal, so that equal calls are one node."""
+
+    function: Callable[..., Sequence[Any]]
+    kind: type[Any]
+    args: tuple[Any, ...] = ()
+
+    def __call__(self, upstreams: list[UOp | None], outputs: list[UOp],
+                 values: tuple[UOp, ...]) -> list[UOp | None]:
+        wrap = self.kind._wrap
+        given = [None if g is None else wrap(g) for g in upstreams]
+        found = self.function(given, [wrap(u) for u in outputs], [wrap(u) for u in values], *self.args)
+        return [None if part is None else part.uop for part in found]
+
+
 def zeros_like(node: UOp) -> UOp:
     """Zeros of a node's shape and dtype."""
     return node.const_like(0).reshape((1,) * node.ndim).expand(node.shape)
