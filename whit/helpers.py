@@ -163,6 +163,7 @@ JIT = ContextVar("JIT", 1,
 SPEC = ContextVar("SPEC", 0, "1: check the IR's spec after every pass.")
 STATS = ContextVar("STATS", 0,
                    "1: count and time every rewrite rule and pass; a table is printed at the end.")
+CHECK = ContextVar("CHECK", 0, "1: read index tensors when they are used; IndexingError if one is outside.")
 VALIDATE = ContextVar("VALIDATE", 0, "1: run every kernel on the reference device too and compare.")
 PROFILE = ContextVar("PROFILE", 0, "1: write a Chrome trace of everything that ran when the process ends.")
 TRAINING = ContextVar("TRAINING", 0, "1: layers such as Dropout and BatchNorm behave as in training.")

@@ -152,7 +152,7 @@ def test_other_sources() -> None:
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     t = Tensor(x.T)
     x[:] = 0
-    assert t.tolist() == [[0, 3], [1, 4], [2, 5]], "arrays are copied"
+    assert t.tolist() == [[0, 3], [1, 4], [2, 5]], "arrays that are not row-major are copied"
     assert Tensor(b"\x01\xff").tolist() == [1, 255]
     assert Tensor(np.arange(3, dtype=">i4")).tolist() == [0, 1, 2]
     assert Tensor(np.float32(2)).shape == ()
@@ -218,7 +218,7 @@ def test_narrow_floats_compute() -> None:
 def test_repr() -> None:
     assert repr(Tensor([1, 2])) == f"<Tensor (2,) int32 on {HOME}: [1, 2]>"
     assert repr(Tensor([1, 2]) + 1) == f"<Tensor (2,) int32 on {HOME}, lazy ADD>"
-    assert repr(Tensor.empty(100, 100)) == f"<Tensor (100, 100) float32 on {HOME}, in memory>"
+    assert repr(Tensor.empty(100, 100)).startswith(f"<Tensor (100, 100) float32 on {HOME}")
 
 
 def test_assign() -> None:

@@ -31,6 +31,7 @@ from whit.engine.realize import (
     buffer_of,
     is_realized,
     outsiders,
+    owned,
     readers_of,
     realize,
     recording,
@@ -384,7 +385,7 @@ class Captured:
                     realize([tensor])
                     copies.append(tensor)
                 base, offset = _place(tensor)
-                start = buffer_of(base)
+                start = owned(base) if number in self.written_inputs else buffer_of(base)
                 device = Device.get(start.device)
                 for slot, shift in slots:
                     handles[slot] = device.offset(start.handle, offset * base.dtype.itemsize + shift)
@@ -610,6 +611,7 @@ class TinyJit(Generic[P, R]):
         trace = _Trace(born_after=TensorMemory.births, before=list(Tensor.live))
         originals: list[tuple[Tensor, UOp, UOp]] = []
         for tensor in dict.fromkeys(inputs.tensors):
+            owned(memory_of(tensor.uop))
             if not _is_whole(tensor):
                 alias = _alias_of(tensor)
                 originals.append((tensor, tensor.uop, alias))

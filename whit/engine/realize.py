@@ -48,14 +48,33 @@ def buffer_of(node: UOp) -> Buffer:
     if found is None:
         nbytes = node.arg.size * node.dtype.itemsize
         data = storage.pop(node)
-        if data is not None and nbytes and isinstance(data[1], storage.Lent):
-            lent = Device.get(node.arg.device).from_memory(data[1].address, nbytes, data[1].owner)
+        if data is not None and nbytes and isinstance(data[1], (storage.Lent, storage.Borrowed)):
+            lent = Device.get(node.arg.device).from_memory(data[1].address, nbytes, data[1])
             if lent is not None:
                 _buffers[node] = lent
-                return lent
+                return owned(node) if recorder else lent
         found = _buffers[node] = TensorMemory(node.arg.device, nbytes)
         if data is not None and nbytes:
             found.copyin(data[0])
+    elif recorder and is_borrowed(found):  # a record names memory, which must not be exchanged later on
+        return owned(node)
+    return found
+
+
+def is_borrowed(memory: Buffer) -> bool:
+    """Whether memory belongs to an array of somebody else, and must not be written to."""
+    return isinstance((memory.base or memory).keep, storage.Borrowed)
+
+
+def owned(node: UOp) -> Buffer:
+    """The memory of a BUFFER that is to be written: what is borrowed is copied."""
+    found = _buffers.get(node)
+    if found is None:
+        found = buffer_of(node)
+    if is_borrowed(found):
+        copy = TensorMemory(found.device, found.nbytes)
+        copy.copyin(memoryview(found.copyout()))
+        found = _buffers[node] = copy
     return found
 
 
@@ -298,8 +317,10 @@ def _realize(pending: list[Tensor]) -> None:
         executed = _pending_writes([t.uop for t in pending])
     roots = [t.uop for t in pending]
     plan, externals, values = schedule(roots)
-    memory = execute(plan, externals, values)
     overwritten = {memory_of(_overwritten_memory(after)) for after in executed}
+    for node in overwritten:
+        owned(node)
+    memory = execute(plan, externals, values)
     if overwritten:
         _forget_overwritten(overwritten)
     for tensor, root, result in zip(pending, roots, plan.results, strict=True):

@@ -240,6 +240,8 @@ class CPUDevice(Device):
     """This machine's CPU. Names: CPU (= CPU:LLVM; CPU:1, CPU:2, … are further devices on it), CPU:CLANG,
     CPU:GCC."""
 
+    host_visible = True
+
     def __init__(self, name: str) -> None:
         kind = name.partition(":")[2].upper()
         if kind not in ("", "LLVM", "CLANG", "GCC") and not kind.isdigit():

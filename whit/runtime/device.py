@@ -123,6 +123,8 @@ class Device(abc.ABC):
         "NULL": ("whit.runtime.null", "NullDevice"), "DISK": ("whit.runtime.disk", "DiskDevice"),
     }
 
+    host_visible = False  # whether handles are addresses in this process's memory
+
     def __init__(self, name: str, target: Target) -> None:
         self.name, self.target = name, target
 

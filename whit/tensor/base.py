@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, ClassVar, Self, TypeAlias
 
-from whit.helpers import DeviceError, DTypeError, ShapeError, prod
+from whit.helpers import DeviceError, DTypeError, ShapeError, all_int, prod
 from whit.tensor.storage import default_device
 from whit.uop import DType, Op, Ops, PyConst, Shape, Sint, UOp, dtypes, promote
 from whit.uop.dtype import strong
@@ -54,6 +54,41 @@ class LiveSet:
             tensor = ref()
             if tensor is not None:
                 yield tensor
+
+
+class SizeOf:
+    """What `x.size` answers when it is called."""
+
+    shape: Shape
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+
+    def __call__(self, dim: int | None = None) -> Any:
+        if dim is None:
+            return self.shape
+        if not isinstance(dim, int) or not -len(self.shape) <= dim < len(self.shape):
+            raise ShapeError(
+                f"size({dim!r}) of shape {show_shape(self.shape)}",
+                because=f"axes run from {-len(self.shape)} to {len(self.shape) - 1}",
+                fix="choose one of these",
+            )
+        return self.shape[dim]
+
+
+class Size(int, SizeOf):
+    """The number of elements, which can be called."""
+
+    def __new__(cls, shape: Shape) -> Self:
+        self = int.__new__(cls, prod(shape))
+        self.shape = shape
+        return self
+
+    def __init__(self, shape: Shape) -> None:
+        """All is done."""
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a plain number where it is stored
+        return int, (int(self),)
 
 
 class TensorBase:
@@ -142,9 +177,17 @@ class TensorBase:
         """
         return prod(self.uop.shape)  # type: ignore[no-any-return]
 
-    def size(self, dim: int | None = None) -> Any:
-        """The shape, or the size of one axis."""
-        return self.uop.shape if dim is None else self.uop.shape[self._axis(dim, "size")]
+    @property
+    def size(self) -> Any:
+        """The number of elements (NumPy's `x.size`), which can be called as PyTorch's: `x.size()` is the
+        shape, `x.size(dim)` the size of one axis. A tensor with symbolic sizes has no number, only the calls.
+
+        >>> x = Tensor.zeros(2, 3)
+        >>> x.size, x.size(), x.size(-1)
+        (6, (2, 3), 3)
+        """
+        shape = self.uop.shape
+        return Size(shape) if all_int(shape) else SizeOf(shape)
 
     def element_size(self) -> int:
         """Bytes of one element."""

@@ -3,11 +3,12 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from whit.helpers import ArgumentError, DTypeError, IndexingError, ShapeError, prod
+from whit.helpers import CHECK, ArgumentError, DTypeError, IndexingError, ShapeError, prod
 from whit.tensor.base import TensorBase, check_devices, scalar_shape
 from whit.tensor.random import RandomMixin
 from whit.tensor.selection import (
     Selection,
+    actual,
     iota,
     is_view,
     place_basic,
@@ -36,15 +37,35 @@ class IndexingMixin(RandomMixin):
             from whit.tensor.tensor import buffer_of, pack
             dtype = dtypes.int64 if any(value > dtypes.int32.max for value in values) else dtypes.int32
             return buffer_of(memoryview(pack(values, dtype)), shape, dtype, self.device)
-        return select(self.uop.shape, index, make_array)
+        selection = select(self.uop.shape, _masks_read(index), make_array)
+        if CHECK:
+            for array in selection.arrays:
+                axis = selection.layout[array.axis]
+                if not array.known and axis is not None:
+                    self._check_inside("index", axis, self._wrap(array.values))
+        return selection
+
+    def _check_inside(self, what: str, axis: int, index: TensorBase) -> None:
+        """CHECK=1: read the index and raise IndexingError for the first element outside of an axis."""
+        import numpy as np
+        size = actual(self.uop.shape[axis])
+        values = _values(index, what)
+        outside = np.argwhere((values < -size) | (values >= size)) if size is not None else None
+        if outside is not None and len(outside):
+            position = tuple(outside[0].tolist())
+            raise IndexingError(
+                f"{what}: {values[position]} at position {show_shape(position)} of an index tensor of shape "
+                f"{show_shape(index.shape)}, into axis {axis} of {show_shape(self.uop.shape)}",
+                because=f"it must be from {-size} to {size - 1}" if size else "the axis is empty",
+                fix="correct the index (found as CHECK=1; without it reads give 0 and writes are dropped)")
 
     def __getitem__(self, index: Any) -> Self:
-        """x[…] by NumPy's rules: integers, slices with any step, None, ..., integer arrays, lists and
-        tensors, bool arrays and lists, Variables. Views cost nothing; an integer tensor whose value is
-        outside of its axis reads 0.
+        """x[…] by NumPy's rules: integers, slices with any step, None, ..., integer and bool arrays, lists
+        and tensors, Variables. Views cost nothing. A bool tensor is computed now, since the size of the
+        result depends on it. A value of an integer tensor that is outside of its axis reads 0; with CHECK=1
+        it raises IndexingError, which names it.
 
-        Errors: IndexingError for what is outside of its axis, for bool tensors (the size would depend on the
-        values), and for anything that is no index.
+        Errors: IndexingError for what is outside of its axis, and for anything that is no index.
 
         >>> x = Tensor([[1, 2, 3], [4, 5, 6]])
         >>> x[-1, ::2].tolist(), x[:, [2, 0]].tolist()
@@ -61,7 +82,8 @@ class IndexingMixin(RandomMixin):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """x[…] = value. A tensor in memory is overwritten in place when the place is a view; whoever read it
-        before keeps what it read. Where an index array names a position twice the last value stays.
+        before keeps what it read. Where an index array names a position twice the last value stays; what an
+        integer tensor names outside of its axis is dropped (CHECK=1: IndexingError).
 
         Shapes: value broadcasts to the shape of x[index]. Dtype: value is converted to x's.
 
@@ -72,8 +94,11 @@ class IndexingMixin(RandomMixin):
         """
         mask = getattr(index, "uop", None)
         if isinstance(mask, UOp) and mask.dtype.is_bool:
-            self.uop = self._masked_write(mask, value)
-            return
+            value = self._of(value)
+            rest = mask.ndim <= self.ndim and self.shape[mask.ndim:]
+            if value.ndim <= len(rest or ()) or value.shape[0] == 1:  # no need to know the mask
+                self.uop = self._masked_write(mask, value)
+                return
         selection = self._selection(index)
         new = self._value_for(value, selection.shape)
         check_devices("write", self.uop, new, *[array.values for array in selection.arrays])
@@ -106,12 +131,6 @@ class IndexingMixin(RandomMixin):
                 f"write through a mask of shape {show_shape(mask.shape)} into shape {show_shape(shape)}",
                 because="the mask must cover the leading axes exactly", fix="expand the mask")
         rest = shape[rank:]
-        given = self._of(value).uop
-        if given.ndim > len(rest) and given.shape[0] != 1:
-            raise IndexingError(f"write a value of shape {show_shape(given.shape)} through a bool tensor",
-                                because="how many places there are depends on the mask's values",
-                                fix="use where with a value of the full shape, or a NumPy bool array as "
-                                    "the mask")
         placed = self._value_for(value, (1, *rest)).reshape((*(1,) * rank, *rest))
         wide = mask.reshape((*shape[:rank], *(1,) * len(rest)))
         return overwritten(self.uop, wide.alu(Ops.WHERE, placed, self.uop))
@@ -193,6 +212,8 @@ class IndexingMixin(RandomMixin):
                 f"{show_shape(index.shape)}",
                 because="the index must have the same rank, and no axis but that one may be longer",
                 fix="expand or shrink the index")
+        if CHECK:
+            self._check_inside(what, axis, index)
         if src is not None and (src.ndim != index.ndim or any(a is not b and a > b for a,
                                                               b in zip(index.shape, src.shape, strict=True))):
             raise ShapeError(
@@ -284,6 +305,8 @@ class IndexingMixin(RandomMixin):
                 because=f"it takes a 1-D integer index and a source of {show_shape(wanted)}",
                 fix="reshape the source, or cast and flatten the index")
         check_devices(what, self.uop, index.uop, source.uop)
+        if CHECK:
+            self._check_inside(what, axis, index)
         row = index.uop.reshape(tuple([index.uop.size if i == axis else 1 for i in range(len(shape))]))
         return hits_of(row, axis, shape[axis]), rows_last(source.uop.cast(self.dtype), axis)
 
@@ -346,6 +369,15 @@ class IndexingMixin(RandomMixin):
 
 
 # ---- on nodes ----------------------------------------------------------------------------------------------
+
+
+def _masks_read(index: object) -> object:
+    """The index with bool tensors replaced by their values: what they select depends on them."""
+    items = index if isinstance(index, tuple) else (index,)
+    if not any(isinstance(item, TensorBase) and item.uop.dtype.is_bool for item in items):
+        return index
+    return tuple([_values(item, "index") if isinstance(item, TensorBase) and item.uop.dtype.is_bool else item
+                  for item in items])
 
 
 def _as_index(indices: Any) -> Any:

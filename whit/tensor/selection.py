@@ -364,11 +364,6 @@ def _item(item: Any) -> object:
 
 
 def _checked_array(uop: UOp) -> UOp:
-    if uop.dtype.is_bool:
-        raise IndexingError(f"index with a bool tensor of shape {show_shape(uop.shape)}",
-                            because="the size of the result would depend on its values",
-                            fix="use masked_select (which computes the mask now), where, or a NumPy bool "
-                                "array")
     if not uop.dtype.is_int:
         raise IndexingError(f"index with a tensor of dtype {uop.dtype}", because="indices are integers",
                             fix="cast it to dtypes.int32")

@@ -31,9 +31,17 @@ class Lent(NamedTuple):
     owner: object
 
 
+class Borrowed(NamedTuple):
+    """Owner of bytes that devices may read in place but must not write to: an array that somebody else
+    holds. Who wants to write copies them first."""
+
+    address: int
+    owner: object
+
+
 def put(buffer: UOp, data: memoryview, keep: object = None) -> None:
     """Give a BUFFER its bytes. Nobody may change `data` afterwards; `keep` owns foreign memory behind it
-    (`Lent`: the bytes are not copied where the device can read them)."""
+    (`Lent` and `Borrowed`: the bytes are not copied where the device can read them)."""
     raw = data if data.format == "B" and data.ndim == 1 else data.cast("B")
     _data[buffer] = (raw, keep)
     for see in on_put:
@@ -80,6 +88,8 @@ class Hooks:
     read(tensor): its elements in row-major order as contiguous host bytes (realizes it).
     backward(tensor, gradient or None): add to `.grad` of every live tensor with requires_grad=True below it.
     gradient(tensor, targets, gradient or None, materialize): the gradients, one per target.
+    share(tensor): its memory, for NumPy; None where it cannot be seen (realizes it).
+    namespace(version or None): the module of the array API.
     device(name or None): the canonical name of a device; raises DeviceError for unknown ones.
     """
 
@@ -87,6 +97,8 @@ class Hooks:
     read: Callable[[Tensor], memoryview]
     backward: Callable[[Tensor, Tensor | None], None]
     gradient: Callable[[Tensor, Sequence[Tensor], Tensor | None, bool], list[Tensor]]
+    share: Callable[[Tensor], Any]
+    namespace: Callable[[str | None], Any]
     device: Callable[[str | None], str]
 
     def __init__(self) -> None:
@@ -95,6 +107,8 @@ class Hooks:
             ("read", "whit.engine"),
             ("backward", "whit.autograd"),
             ("gradient", "whit.autograd"),
+            ("share", "whit.engine.share"),
+            ("namespace", "whit.array_api"),
             ("device", "whit.runtime.device"),
         ):
             setattr(self, name, self._on_first_use(name, module))

@@ -4,6 +4,7 @@ mixins."""
 from __future__ import annotations
 
 import array
+import contextlib
 import math
 import struct
 from collections.abc import Iterator, Sequence
@@ -13,8 +14,8 @@ from whit.helpers import TRAINING, ArgumentError, Context, DTypeError, ShapeErro
 from whit.tensor import storage
 from whit.tensor.base import TensorBase, check_devices
 from whit.tensor.guard import guard
-from whit.tensor.hashing import HashMixin
 from whit.tensor.indexing import memory_below
+from whit.tensor.interchange import InterchangeMixin, node_of_array
 from whit.tensor.storage import device_name, hooks, next_version
 from whit.uop import DType, Ops, Shape, UOp, dtypes
 from whit.uop.dtype import FLOAT_INFO, to_dtype, wrap
@@ -33,12 +34,13 @@ class _TensorType(type):
         TRAINING.value = int(value)
 
 
-class Tensor(HashMixin, metaclass=_TensorType):
+class Tensor(InterchangeMixin, metaclass=_TensorType):
     """A multi-dimensional array whose value is a lazy graph.
 
     Tensor(data, dtype=None, device=None, requires_grad=None). `data`: a Python scalar, nested lists of them
-    (ragged ones raise ShapeError), bytes (uint8), a NumPy array or anything with `__array__` (copied), a
-    Tensor, or a symbolic integer.
+    (ragged ones raise ShapeError), bytes (uint8), a NumPy array or anything with `__array__`, a Tensor, or a
+    symbolic integer. A CPU device reads row-major arrays where they lie: change one afterwards and the
+    tensor changes too (`Tensor(array.copy())` keeps its values); writes to the tensor never reach the array.
 
     >>> (Tensor([1, 2, 3]) + 0.5).tolist()
     [1.5, 2.5, 3.5]
@@ -170,19 +172,6 @@ class Tensor(HashMixin, metaclass=_TensorType):
         result = np.frombuffer(data, kind).reshape(shape)
         return result if result.flags.writeable else result.copy()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        result = self.numpy()
-        return result if dtype is None else result.astype(dtype, copy=False)
-
-    def __dlpack__(self, **options: Any) -> Any:
-        """A copy in host memory for other libraries."""
-        return self.numpy().__dlpack__(
-            **{k: v for k, v in options.items() if k not in ("stream", "copy", "dl_device")}
-        )
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)  # host memory
-
     def __len__(self) -> int:
         if not self.uop.shape:
             raise ShapeError(
@@ -224,9 +213,22 @@ class Tensor(HashMixin, metaclass=_TensorType):
     def __repr__(self) -> str:
         uop = self.uop
         about = f"{show_shape(uop.shape)} {uop.dtype} on {self.device}"
-        if all_int(uop.shape) and prod(uop.shape) <= 64 and (uop.op is Ops.CONST or _in_plain_memory(uop)):
-            return f"<Tensor {about}: {self.tolist()}>"
-        return f"<Tensor {about}, {'in memory' if _in_plain_memory(uop) else 'lazy ' + uop.op.name}>"
+        stored = _in_plain_memory(uop)
+        if all_int(uop.shape) and (stored or uop.op is Ops.CONST):
+            with contextlib.suppress(ArgumentError):  # inside of a jitted function nothing is read
+                return f"<Tensor {about}: {self._preview()}>"
+        return f"<Tensor {about}, {'in memory' if stored else 'lazy ' + uop.op.name}>"
+
+    def _preview(self) -> str:
+        """The values as text, of long axes the first and last three."""
+        if prod(self.uop.shape) <= 64:
+            return str(self.tolist())
+        import numpy as np
+
+        return np.array2string(np.asarray(self), separator=", ", threshold=64, edgeitems=3)
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (
@@ -454,7 +456,7 @@ def _node_of(data: Any, dtype: DType | None, device: str | None) -> UOp:
         view = memoryview(bytes(data))
         return buffer_of(view, (len(view),), dtypes.uint8, device)
     if hasattr(data, "__array__"):
-        return _node_of_array(data, device)
+        return node_of_array(data, device)
     raise ArgumentError(
         f"Tensor({type(data).__name__})",
         because="this type holds no numbers that a tensor can take",
@@ -583,21 +585,3 @@ def _tensors(what: str, given: Any) -> list[Any]:
             f"{what} of {repr(given)[:60]}", because="it takes several tensors", fix="pass a list of tensors"
         )
     return found
-
-
-def _node_of_array(data: Any, device: str | None) -> UOp:
-    """A NumPy array (or what `__array__` gives), copied."""
-    import numpy as np
-
-    array_ = np.asarray(data)
-    name = {"float8_e4m3fn": "fp8e4m3", "float8_e5m2": "fp8e5m2"}.get(array_.dtype.name, array_.dtype.name)
-    if name not in {d.name for d in dtypes.all}:
-        raise DTypeError(
-            f"Tensor of a NumPy array of {array_.dtype}",
-            because="whit has no such dtype",
-            fix="convert it with .astype first",
-        )
-    native = array_.dtype if array_.dtype.isnative else array_.dtype.newbyteorder("=")
-    copied = np.array(array_, dtype=native, order="C", copy=True)
-    data_ = copied.reshape(-1).view(np.uint8).data if copied.size else memoryview(b"")
-    return buffer_of(data_, array_.shape, to_dtype(name), device)
