@@ -21,12 +21,46 @@ if TYPE_CHECKING:
     from whit.engine.counters import GlobalCounters
     from whit.engine.jit import TinyJit
     from whit.runtime.device import Device
+    from whit.transforms import (
+        checkpoint,
+        custom_gradient,
+        detect_nan,
+        function,
+        grad,
+        hessian,
+        jacfwd,
+        jacobian,
+        jacrev,
+        jvp,
+        stop_gradient,
+        value_and_grad,
+        vjp,
+        vmap,
+    )
 
 Variable = UOp.variable
 __version__ = VERSION
 
 # name -> the module that defines it, loaded on first use
-_LAZY = {"Device": "whit.runtime.device", "GlobalCounters": "whit.engine", "TinyJit": "whit.engine.jit"}
+_LAZY = {
+    "Device": "whit.runtime.device",
+    "GlobalCounters": "whit.engine",
+    "TinyJit": "whit.engine.jit",
+    "checkpoint": "whit.transforms",
+    "custom_gradient": "whit.transforms",
+    "detect_nan": "whit.transforms",
+    "function": "whit.transforms",
+    "grad": "whit.transforms",
+    "hessian": "whit.transforms",
+    "jacfwd": "whit.transforms",
+    "jacobian": "whit.transforms",
+    "jacrev": "whit.transforms",
+    "jvp": "whit.transforms",
+    "stop_gradient": "whit.transforms",
+    "value_and_grad": "whit.transforms",
+    "vjp": "whit.transforms",
+    "vmap": "whit.transforms",
+}
 
 __all__ = [
     "Context",
@@ -38,8 +72,22 @@ __all__ = [
     "TinyJit",
     "UOp",
     "Variable",
+    "checkpoint",
+    "custom_gradient",
+    "detect_nan",
     "dtypes",
+    "function",
+    "grad",
+    "hessian",
+    "jacfwd",
+    "jacobian",
+    "jacrev",
+    "jvp",
     "nn",
+    "stop_gradient",
+    "value_and_grad",
+    "vjp",
+    "vmap",
 ]
 
 

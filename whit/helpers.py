@@ -74,6 +74,10 @@ class FileFormatError(WhitError, ValueError):
     """A file that is truncated, malformed or hostile."""
 
 
+class NumericError(WhitError, ArithmeticError):
+    """A NaN or an infinity, where somebody watches for them."""
+
+
 class SettingError(WhitError, ValueError):
     """A setting that does not exist, or a value that it does not take."""
 

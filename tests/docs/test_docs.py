@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "custom-kernels.md", *sorted((ROOT / "docs").glob("add-*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "docs" / "custom-kernels.md",
+    ROOT / "docs" / "transforms.md",
+    *sorted((ROOT / "docs").glob("add-*.md")),
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

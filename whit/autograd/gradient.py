@@ -4,9 +4,10 @@ graph."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from whit.autograd.marks import Given, is_link
 from whit.autograd.rules import RULES, unbroadcast
 from whit.uop import DType, Op, Ops, UOp
 
@@ -15,6 +16,7 @@ from whit.uop import DType, Op, Ops, UOp
 # node itself: that one may name the BUFFER as what it became, and then neither would ever be freed
 Origin = tuple[Op, DType, tuple[UOp, ...], Any]
 origins: weakref.WeakKeyDictionary[UOp, Origin] = weakref.WeakKeyDictionary()
+on_rule: list[Callable[[UOp, UOp], None]] = []  # who wants to see each contribution that a rule makes
 
 
 def gradient(outputs: Sequence[UOp], inputs: Sequence[UOp], upstreams: Sequence[UOp]) -> list[UOp | None]:
@@ -25,7 +27,7 @@ def gradient(outputs: Sequence[UOp], inputs: Sequence[UOp], upstreams: Sequence[
     contributions are added depends on the graph only. Gradients are plain graphs: they can be differentiated
     again.
     """
-    order = _order(outputs)
+    order = order_of(outputs)
     anchors = [anchor_of(node) for node in inputs]
     wanted = set(anchors)
     twins = _twins(order, wanted)
@@ -84,26 +86,36 @@ def _twins(order: list[UOp], wanted: set[UOp]) -> dict[UOp, UOp]:
 
 def _spread(node: UOp, g: UOp, on_path: set[UOp], sums: dict[UOp, UOp]) -> None:
     """Add the contributions of one node to its sources."""
-    sources = _operands(node)
+    sources = operands_of(node)
     if node.op is Ops.BUFFER:
         for source in sources:
             _add(sums, source, g.reshape(source.shape))
+    if is_link(node):
+        _add(sums, node.src[0], g)
     for source, rule in zip(sources, RULES.get(node.op, ()), strict=False):
         if source not in on_path or not source.dtype.is_float:
             continue
         part = rule(g, node, *sources)
         if part is not None:
-            _add(sums, source, unbroadcast(part, source.shape) if node.op.is_elementwise else part)
+            part = unbroadcast(part, source.shape) if node.op.is_elementwise else part
+            for see in on_rule:
+                see(node, part)
+            _add(sums, source, part)
 
 
 def _spread_call(call: UOp, upstreams: list[UOp | None], on_path: set[UOp], sums: dict[UOp, UOp]) -> None:
     """Add what the gradient function of a given kernel says."""
-    kinds = enumerate(call.arg.outputs)
-    outputs = [UOp(Ops.OUTPUT, dtype, (call,), (number, shape)) for number, (shape, dtype) in kinds]
-    parts = call.arg.gradient(upstreams, outputs, call.src)
+    parts = call.arg.gradient(upstreams, kernel_outputs(call), call.src)
     for source, part in zip(call.src, parts, strict=True):
         if part is not None and source in on_path and source.dtype.is_float:
             _add(sums, source, part)
+
+
+def kernel_outputs(call: UOp) -> list[UOp]:
+    """What a given kernel writes; nothing for given values, whose graphs are not known here."""
+    if isinstance(call.arg, Given):
+        return []
+    return [UOp(Ops.OUTPUT, dtype, (call,), (n, shape)) for n, (shape, dtype) in enumerate(call.arg.outputs)]
 
 
 def _add(sums: dict[UOp, UOp], node: UOp, part: UOp) -> None:
@@ -120,7 +132,7 @@ def _result(node: UOp, anchor: UOp, results: dict[UOp, UOp], reached: set[UOp]) 
     return node.const_like(0).reshape((1,) * node.ndim).expand(node.shape)
 
 
-def _operands(node: UOp) -> tuple[UOp, ...]:
+def operands_of(node: UOp) -> tuple[UOp, ...]:
     """What the rule is about: the sources; of a write, (old version, view, value); of memory, its history."""
     if node.op is Ops.BUFFER:
         origin = origins.get(node)
@@ -137,13 +149,15 @@ def edges_of(node: UOp) -> tuple[UOp, ...]:
     if node.op is Ops.CALL:
         return tuple([s for s in node.src if s.dtype.is_float]) if node.arg.gradient is not None else ()
     if node.op is Ops.OUTPUT:
-        return node.src if node.dtype.is_float and edges_of(node.src[0]) else ()
+        return node.src[:1] if node.dtype.is_float and edges_of(node.src[0]) else ()
+    if is_link(node):
+        return node.src if node.dtype.is_float else ()
     if not node.dtype.is_float or (node.op not in RULES and node.op is not Ops.BUFFER):
         return ()
-    return tuple([source for source in _operands(node) if source.dtype.is_float])
+    return tuple([source for source in operands_of(node) if source.dtype.is_float])
 
 
-def _order(outputs: Sequence[UOp]) -> list[UOp]:
+def order_of(outputs: Sequence[UOp]) -> list[UOp]:
     """The nodes that a gradient passes, sources first. No recursion: graphs may be very deep."""
     done: dict[UOp, None] = {}
     stack: list[tuple[UOp, bool]] = [(node, False) for node in reversed(outputs)]

@@ -9,6 +9,7 @@ overwritten: its values would be lost.
 from __future__ import annotations
 
 from whit.autograd.gradient import Origin, anchor_of, edges_of, origins
+from whit.autograd.marks import is_link
 from whit.tensor import Tensor
 from whit.uop import Ops, UOp
 
@@ -18,7 +19,7 @@ def remember(buffer: UOp, root: UOp) -> None:
     if not Tensor.gradients_wanted or not root.dtype.is_float or root.size != buffer.arg.size:
         return
     leaves = {anchor_of(t.uop) for t in Tensor.live if t.requires_grad}
-    if anchor_of(root) in leaves:
+    if anchor_of(root) in leaves and not is_link(root):
         return
     seen: set[UOp] = set()
     stack = [root]

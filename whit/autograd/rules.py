@@ -132,13 +132,18 @@ def _reduce(g: UOp, out: UOp, x: UOp) -> UOp:
 
 def _extremes(g: UOp, out: UOp, x: UOp, axes: tuple[int, ...]) -> UOp:
     """Equal shares to all elements that attain the maximum or minimum."""
+    attains, count = shares(out, x, axes)
+    share = (g.cast(count.dtype) / count).cast(x.dtype)
+    return attains.where(share, share.const_like(0))
+
+
+def shares(out: UOp, x: UOp, axes: tuple[int, ...]) -> tuple[UOp, UOp]:
+    """Which elements of x attain its maximum or minimum `out`, and how many (float32 or wider; axes kept)."""
     if not _is_exact(x):
         x = _in_memory(x)
     wide = dtypes.float32 if x.dtype in NARROW else x.dtype
     attains = x.equal(keep_axes(out, x.shape, axes))
-    count = keep_axes(attains.cast(wide).reduce(Ops.ADD, axes), x.shape, axes)
-    share = (g.cast(wide) / count).cast(x.dtype)
-    return attains.where(share, share.const_like(0))
+    return attains, keep_axes(attains.cast(wide).reduce(Ops.ADD, axes), x.shape, axes)
 
 
 def _is_exact(x: UOp) -> bool:
@@ -230,26 +235,32 @@ def _copy(g: UOp, out: UOp, x: UOp) -> UOp:
 
 def _after_target(g: UOp, out: UOp, target: UOp, view: UOp, value: UOp) -> UOp | None:
     """The part of the old version that the write left standing."""
-    chain = _view_chain(view, target)
+    written = written_mask(target, view)
+    return None if written is None else written.where(g.const_like(0), g)
+
+
+def written_mask(target: UOp, view: UOp) -> UOp | None:
+    """Which elements of the target a write to the view overwrites; None for all of them."""
+    chain = view_chain(view, target)
     if all(node.op is not Ops.SHRINK for node in chain):
-        return None  # everything was overwritten
+        return None
     written = UOp.const(True, dtypes.bool).reshape((1,) * view.ndim).expand(view.shape)
     for node in chain:
         rule = RULES[node.op][0]
         pulled = rule(written, node, node.src[0])
         assert pulled is not None, f"views have no {node.op}"
         written = pulled
-    return written.where(g.const_like(0), g)
+    return written
 
 
 def _after_value(g: UOp, out: UOp, target: UOp, view: UOp, value: UOp) -> UOp:
     """The gradient of the place that was written: the same view, of the gradient."""
-    for node in reversed(_view_chain(view, target)):
+    for node in reversed(view_chain(view, target)):
         g = node.replace(src=(g,))
     return g
 
 
-def _view_chain(view: UOp, target: UOp) -> list[UOp]:
+def view_chain(view: UOp, target: UOp) -> list[UOp]:
     """The movement ops from the view down to the target, outermost first."""
     chain = []
     while view is not target:

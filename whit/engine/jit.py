@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
+from whit.autograd import marks
 from whit.engine.counters import GlobalCounters, timing
 from whit.engine.realize import (
     Step,
@@ -190,7 +191,7 @@ def _names_read(code: CodeType) -> tuple[set[str], set[str]]:
     return globals_, attributes
 
 
-class _Surroundings:
+class Surroundings:
     """The Python scalars that a function reads besides its arguments: closure cells, globals, attributes of
     its object."""
 
@@ -519,7 +520,7 @@ class TinyJit(Generic[P, R]):
         functools.update_wrapper(self, function)
         self.function = function
         self.name: str = getattr(function, "__name__", "a function")
-        self._surroundings = _Surroundings(function, None)
+        self._surroundings = Surroundings(function, None)
         self._seen: dict[tuple[Hashable, ...], list[bytes]] = {}
         self._captured: dict[tuple[Hashable, ...], Captured | None] = {}
         self._bound: dict[int, tuple[weakref.ref[Any], TinyJit[Any, Any]]] = {}
@@ -533,7 +534,7 @@ class TinyJit(Generic[P, R]):
         if found is None or found[0]() is not instance:
             bound: TinyJit[Any, R] = TinyJit(functools.partial(cast(Any, self.function), instance))
             functools.update_wrapper(bound, self.function)
-            bound._surroundings = _Surroundings(self.function, weakref.proxy(instance))
+            bound._surroundings = Surroundings(self.function, weakref.proxy(instance))
             bound.function = _method(self.function, instance)
             key = id(instance)
 
@@ -554,7 +555,7 @@ class TinyJit(Generic[P, R]):
         return sum(1 for c in self._captured.values() if c is not None)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if not JIT.value:
+        if not JIT.value or marks.present.transforms:  # a transform needs the graph, not a record
             return self.function(*args, **kwargs)
         with turn.lock:
             if _running:

@@ -9,7 +9,7 @@ from _thread import RLock
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from whit.autograd import history
+from whit.autograd import history, marks
 from whit.engine.compile import Kernel, compiled, prepare
 from whit.engine.counters import GlobalCounters, account, timing
 from whit.helpers import DEV, VALIDATE, ArgumentError, all_int, prod
@@ -126,6 +126,9 @@ os.register_at_fork(after_in_child=turn.renew)
 recorder: list[Callable[[Step], None]] = []  # who wants to see every step (the JIT's capture)
 arenas_of_record: dict[str, Buffer] = {}  # what holds the temporaries of the call that is being recorded
 outsiders: set[int] = set()  # ids of the tensors that existed before the call that is being recorded
+before_computing: list[Callable[[list[Tensor]], None]] = []  # who wants to see what is about to be computed
+# and what is in memory now, with the graphs that it was
+after_computing: list[Callable[[list[Tensor], list[UOp]], None]] = []
 before_read: list[Callable[[Tensor], None]] = []  # who wants to know that Python reads a value
 # BUFFERs that name a piece of another one: they must not be written
 aliases: weakref.WeakSet[UOp] = weakref.WeakSet()
@@ -280,12 +283,16 @@ def _names(node: UOp, memories: set[UOp], versions: bool = True) -> bool:
 def realize(tensors: Sequence[Tensor]) -> None:
     """Compute the tensors together. Afterwards each one's `uop` is a BUFFER or a contiguous view of one."""
     pending = [t for t in tensors if not is_realized(t.uop)]
+    if marks.present.traces:  # what depends on an input without a value is computed once it has one
+        pending = [t for t in pending if marks.stand_in_below(t.uop) is None]
     if pending:
         with turn.lock:
             _realize(pending)
 
 
 def _realize(pending: list[Tensor]) -> None:
+    for see in before_computing:
+        see(pending)
     held = _held_contiguous(pending)
     if held:
         outer = [t for t in held if id(t) in outsiders]
@@ -316,7 +323,7 @@ def _realize(pending: list[Tensor]) -> None:
         pending += inside
         executed = _pending_writes([t.uop for t in pending])
     roots = [t.uop for t in pending]
-    plan, externals, values = schedule(roots)
+    plan, externals, values = schedule(_bare(roots))
     overwritten = {memory_of(_overwritten_memory(after)) for after in executed}
     for node in overwritten:
         owned(node)
@@ -342,6 +349,19 @@ def _realize(pending: list[Tensor]) -> None:
     for before, after in rebuilt.items():
         if after.became is not None:
             _become(before, after.became)
+    for look in after_computing:
+        look(pending, roots)
+
+
+def _bare(roots: list[UOp]) -> list[UOp]:
+    """The values without marks of transforms. One that is a piece of memory below its marks is copied, so
+    that the memory remembers them."""
+    return [
+        bare.copy_to(bare.device or _default())
+        if bare is not root and contiguous_view(bare) is not None and contiguous_view(root) is None
+        else bare
+        for root, bare in zip(roots, marks.unmarked(roots), strict=True)
+    ]
 
 
 def _held_contiguous(pending: Sequence[Tensor]) -> list[Tensor]:
@@ -480,6 +500,8 @@ def read(tensor: Tensor) -> memoryview:
 def _read(tensor: Tensor) -> memoryview:
     for see in before_read:
         see(tensor)
+    if marks.used:
+        refuse_stand_in(tensor.uop)
     if tensor.uop.device is None or not is_realized(tensor.uop):
         realize([tensor])
     view = contiguous_view(tensor.uop)
@@ -490,6 +512,17 @@ def _read(tensor: Tensor) -> memoryview:
     itemsize = tensor.dtype.itemsize
     whole = buffer.view(value_of(offset) * itemsize, count * itemsize)
     return memoryview(whole.copyout())
+
+
+def refuse_stand_in(node: UOp) -> None:
+    """ArgumentError for a value that depends on the inputs of a traced function."""
+    found = marks.stand_in_below(node)
+    if found is not None:
+        raise ArgumentError(
+            f"reading a value inside of {found.arg.by}",
+            because="the function is traced, and its arguments have no values meanwhile",
+            fix="return the tensor and read it outside, or choose with where()",
+        )
 
 
 def value_of(size: Any) -> int:

@@ -110,6 +110,12 @@ def graph_key(roots: list[UOp]) -> GraphKey:
             arg = None  # the number of the version
         elif op is Ops.CALL:
             arg = (arg.kernel, arg.device)  # whatever its gradient is
+        elif op is Ops.PARAM:
+            raise ArgumentError(
+                f"computing a value that was made inside of {arg.by}",
+                because="it depends on the arguments of a traced function, which have no values",
+                fix="return it from the function",
+            )
         elif op is Ops.CONST:
             if node.dtype.is_float:
                 arg = repr(arg)  # tells 0.0 from -0.0, and every NaN is one

@@ -70,8 +70,13 @@ def threefry_words(count: int, device: str) -> UOp:
     storage.put(buffer, memoryview(key_bytes(key, first)))
     key_buffers[buffer] = (key, count)
     counters = iota(count, dtypes.int32 if count < 1 << 31 else dtypes.int64).cast(dtypes.uint64)
-    base, secret = buffer.shrink(((1, 2),)).reshape(()), buffer.shrink(((0, 1),)).reshape(())
-    return counters.alu(Ops.ADD, base).alu(Ops.THREEFRY, secret)
+    secret = buffer.shrink(((0, 1),)).reshape(())
+    return counters.alu(Ops.ADD, first_counter(buffer).reshape(())).alu(Ops.THREEFRY, secret)
+
+
+def first_counter(buffer: UOp) -> UOp:
+    """Where a key buffer says which counter a draw begins with."""
+    return buffer.shrink(((1, 2),))
 
 
 class RandomMixin(CreationMixin):

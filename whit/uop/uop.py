@@ -615,7 +615,7 @@ def _shape_first(u: UOp) -> Shape:
 
 
 def _shape_output(u: UOp) -> Shape:
-    return tuple(u.arg[1]) if isinstance(u.src[0].arg, CallArg) else ()
+    return tuple(u.arg[1]) if isinstance(u.src[0].arg, CallArg) or len(u.src) == 2 else ()
 
 
 _SHAPE_RULES: dict[Op, Callable[[UOp], Shape]] = {
