@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import json
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,13 +96,9 @@ def parser() -> argparse.ArgumentParser:
     _model_options(serve)
     _serve_options(serve)
 
-    bench = _command(commands, "bench-llm", run_bench, "measure reading and writing of tokens")
+    bench = _command(commands, "bench-llm", run_bench, "measure a model, beside llama.cpp if it is installed")
     _model_options(bench)
-    bench.add_argument("--prompt", type=_count, default=512, metavar="N", help="tokens to read (512)")
-    bench.add_argument("--generate", type=_count, default=128, metavar="N", help="tokens to write (128)")
-    bench.add_argument("--repeat", type=_count, default=3, metavar="N", help="rounds, the best counts (3)")
-    bench.add_argument("--streams", type=_count, default=1, metavar="N", help="requests at once (1)")
-    bench.add_argument("--json", action="store_true", help="print JSON")
+    _bench_options(bench)
 
     quantize = _command(commands, "quantize", run_quantize, "write a smaller GGUF file")
     quantize.add_argument("source", help="a GGUF file with F32, F16 or BF16 weights (others are decoded)")
@@ -166,6 +161,12 @@ def _model_options(command: argparse.ArgumentParser) -> None:
         metavar="TYPE",
         help="of keys and values: float16, bfloat16, float32",
     )
+    group.add_argument(
+        "--activations",
+        default="float32",
+        metavar="TYPE",
+        help="what meets weights in blocks: float32, or int8 (faster, less exact)",
+    )
     group.add_argument("--memory", type=_size, metavar="SIZE", help="limit for keys and values, such as 2G")
     group.add_argument("--threads", type=_count, metavar="N", help="threads of the CPU")
     group.add_argument(
@@ -199,6 +200,20 @@ def _sampling_options(command: argparse.ArgumentParser, temperature: float) -> N
     add("--max-tokens", type=_count, metavar="N", help="stop after so many")
     add("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; may come again")
     add("--stats", action="store_true", help="tell how fast it was")
+
+
+def _bench_options(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("measurement")
+    add = group.add_argument
+    add("--prompt", type=_count, default=512, metavar="N", help="tokens to read (512)")
+    add("--tokens", type=_count, default=64, metavar="N", help="tokens to write (64)")
+    add("--streams", type=_count, default=8, metavar="N", help="requests at once (8; 1: none are measured)")
+    add("--rounds", type=_count, default=3, metavar="N", help="processes of each; medians are told (3)")
+    add("--repeat", type=_count, default=2, metavar="N", help="prompts of a process, after a first one (2)")
+    add("--cold", action="store_true", help="also with no compiled kernels, and the file not in memory")
+    add("--peer", choices=("llama.cpp",), help="measure it in turns with whit, or fail if it is not there")
+    add("--peer-python", metavar="PATH", help="a Python that has llama_cpp (this one if it does)")
+    add("--json", action="store_true", help="print JSON, with every sample")
 
 
 def _serve_options(command: argparse.ArgumentParser) -> None:
@@ -239,6 +254,7 @@ def _loaded(options: argparse.Namespace, **more: Any) -> Loaded:
         options.model,
         context=options.context,
         cache_dtype=options.cache_type,
+        activations=options.activations,
         memory_limit=options.memory,
         speculate=options.speculate,
         progress=show,
@@ -504,69 +520,33 @@ def _encoder(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_bench(options: argparse.Namespace) -> int:
-    """`whit bench-llm`: tokens a second, reading and writing apart."""
-    started = time.perf_counter()
-    loaded = _loaded(options, slots=options.streams)
-    with loaded.engine as engine:
-        if options.prompt + options.generate > engine.context:
-            raise ArgumentError(
-                f"{options.prompt} + {options.generate} tokens",
-                because=f"the context holds {engine.context}",
-                fix="choose a longer --context, or fewer tokens",
-            )
-        rounds = [_round(loaded, options, number) for number in range(options.repeat + 1)]
-    first = rounds[0]["begun"] + rounds[0]["first"] - started
-    best = {key: max(r[key] for r in rounds[1:]) for key in ("read", "written")}
-    import resource
+    """`whit bench-llm`."""
+    from whit.llm.bench import Plan, lines, measure, peer_is_there
+    from whit.llm.hub import find_model
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    report = {
-        "model": loaded.name,
-        "prompt_tokens": options.prompt,
-        "generated_tokens": options.generate,
-        "streams": options.streams,
-        "load_to_first_token_seconds": round(first, 3),
-        "prefill_tokens_per_second": round(best["read"], 1),
-        "decode_tokens_per_second": round(best["written"], 2),
-        "peak_memory_bytes": peak,
-    }
+    names = ("prompt", "tokens", "streams", "rounds", "repeat", "threads", "context", "cold", "cache_type")
+    plan = Plan(
+        str(find_model(options.model)),
+        memory=options.memory,
+        speculate=options.speculate,
+        **{name: getattr(options, name) for name in names},
+    )
+    python = options.peer_python or sys.executable
+    found = peer_is_there(python)
+    if not found and (options.peer or options.peer_python):
+        raise ArgumentError(
+            f"measure llama.cpp with {python}",
+            because="it has no llama_cpp",
+            fix="pip install llama-cpp-python there, or name another Python by --peer-python",
+        )
+    show = (lambda text: print(text, file=sys.stderr)) if sys.stderr.isatty() else (lambda text: None)
+    report = measure(plan, python if found else None, show)
     if options.json:
         print(json.dumps(report))
         return 0
-    print(
-        f"{loaded.name}, {options.prompt} tokens read, {options.generate} written, {options.streams} at once"
-    )
-    print(f"  load to first token   {report['load_to_first_token_seconds']:>8} s")
-    print(f"  reading               {report['prefill_tokens_per_second']:>8} tokens/s")
-    print(f"  writing               {report['decode_tokens_per_second']:>8} tokens/s")
-    print(f"  peak memory           {human_bytes(peak):>8}")
+    for line in lines(report):
+        print(line)
     return 0
-
-
-def _round(loaded: Loaded, options: argparse.Namespace, number: int) -> dict[str, float]:
-    """One measurement, on prompts not seen before. The rate of reading is that of the first token."""
-    from whit.llm.sampling import SamplingParams
-
-    begun = time.perf_counter()
-    size = loaded.model.vocab_size
-    params = SamplingParams(temperature=0, max_tokens=options.generate, ignore_end=True)
-    requests = []
-    for stream in range(options.streams):
-        seed = (number * options.streams + stream + 1) * 7919
-        requests.append(
-            loaded.engine.submit([(seed + i * i * 31) % size for i in range(options.prompt)], params)
-        )
-    done = [request.result() for request in requests]
-    ended = time.perf_counter()
-    firsts = [(request.first_token_at or ended) - request.created for request in requests]
-    writing = ended - begun - max(firsts)
-    written = sum(len(one.tokens) for one in done) - options.streams
-    return {
-        "begun": begun,
-        "first": min(firsts),
-        "read": options.prompt * options.streams / max(firsts),
-        "written": written / writing if written else 0.0,
-    }
 
 
 def run_quantize(options: argparse.Namespace) -> int:

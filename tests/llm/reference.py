@@ -1,10 +1,17 @@
 """whit beside llama.cpp on real models: greedy text, logits on llama.cpp's own text, perplexity.
 
-    python -m tests.llm.reference MODEL.gguf              # compare with the figures in data/; prints a table
-    python -m tests.llm.reference MODEL.gguf --make PYTHON     # let llama.cpp write these figures anew
+    python -m tests.llm.reference MODEL.gguf [KIND]            # compare with the figures in data/
+    python -m tests.llm.reference MODEL.gguf [KIND] --make PYTHON     # let llama.cpp write them anew
 
 PYTHON is one that has llama_cpp (`whit/llm/peer.py`). `--read` reads each text in one pass (the kernels that
-read prompts) and not token by token (those that write).
+read prompts) and not token by token (those that write). What the kinds are for: llama.cpp rounds activations
+to 8 bits, and flash attention adds up in float16. Whatever differs by more than a rounding moves some of the
+8-bit numbers, and these move logits by some 0.2 (root mean square) and 1.3 at most, whether it is flash
+attention that is turned off, a frequency of rope that is changed by 1e-5, or the rounding itself.
+
+    default   the file, all else as llama.cpp chooses
+    plain     the file, no flash attention, keys and values in float32: what rounding activations alone does
+    exact     as plain, with all weights as float32, and so nothing rounded: what whit must equal
 """
 
 from __future__ import annotations
@@ -15,9 +22,11 @@ import math
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -26,6 +35,7 @@ from whit.llm import peer
 from whit.llm.generate import read_prompt
 from whit.llm.model import Model
 from whit.llm.perplexity import perplexity
+from whit.llm.quantize import quantize
 from whit.llm.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -55,9 +65,20 @@ TEXTS = [
 ]
 
 
-def data_of(model: Model) -> Path:
-    """The file of a model's figures."""
-    return DATA / f"llamacpp_{model.config.arch.name}.json"
+KINDS = "default", "plain", "exact"
+
+
+def data_of(model: Model, kind: str = "default") -> dict[str, Any]:
+    """A model's figures."""
+    data: dict[str, Any] = json.loads(file_of(model, kind).read_text("utf-8"))
+    if kind != "default":  # the text stands there
+        data["perplexity"] |= {k: data_of(model)["perplexity"][k] for k in ("ids", "bos")}
+    return data
+
+
+def file_of(model: Model, kind: str) -> Path:
+    """Where they lie."""
+    return DATA / f"llamacpp_{model.config.arch.name}_{kind}.json"
 
 
 # ---- compare -------------------------------------------------------------------------------------------
@@ -158,36 +179,54 @@ def perplexity_ratio(model: Model, data: dict[str, Any], windows: int | None = N
 # ---- let llama.cpp say ---------------------------------------------------------------------------------
 
 
-def make(path: Path, python: str, threads: int) -> None:
+def make(path: Path, python: str, threads: int, kind: str) -> None:
     """Write the figures of a model."""
     model = Model.load(path)
-    tokenizer = Tokenizer.from_gguf(model.gguf)
-    text = "".join((ROOT / "docs" / name).read_text("utf-8") for name in ("design.md", "map.md"))
-    ids = tokenizer.encode(text, special=False, bos=False)[:TEXT_TOKENS]
-    assert len(ids) == TEXT_TOKENS, "the text is too short"
-    bos = tokenizer.bos_id if tokenizer.vocabulary.add_bos else None
-    common = {"model": str(path.resolve()), "threads": threads, "context": 256}
-    greedy = ask(python, common | {"task": "greedy", "texts": TEXTS, "tokens": STEPS})
-    loss = ask(python, common | {"task": "perplexity", "ids": ids, "window": WINDOW, "bos": bos})
+    ids, bos, digest = long_text(model)
+    with TemporaryDirectory() as folder:
+        used = path.resolve()
+        if kind == "exact":
+            used = Path(folder) / "exact.gguf"
+            quantize(path, used, "F32")
+        common = {"model": str(used), "threads": threads, "context": 256, "plain": kind != "default"}
+        greedy = ask(python, common | {"task": "greedy", "texts": TEXTS, "tokens": STEPS})
+        loss = ask(python, common | {"task": "perplexity", "ids": ids, "window": WINDOW, "bos": bos})
     data = {
         "provenance": {
             "what": f"llama.cpp: {STEPS} greedy tokens after each text, their logits and the second largest; "
             f"mean -log p over the second half of windows of {WINDOW} tokens of docs/design.md and map.md "
             f"(the first {TEXT_TOKENS} tokens; bos replaces the first of a window)",
+            "kind": kind,
             "model": path.resolve().name,
             "sha256": sha256(path.read_bytes()).hexdigest(),
-            "text_sha256": sha256(text.encode()).hexdigest(),
+            "text_sha256": digest,
             "threads": threads,
             **greedy["about"],
         },
-        "perplexity": {"ids": ids, "bos": bos, "losses": loss["losses"], "perplexity": loss["perplexity"]},
+        "perplexity": {"losses": loss["losses"], "perplexity": loss["perplexity"]},
         "runs": greedy["runs"],
     }
+    if kind == "default":
+        data["perplexity"] |= {"ids": ids, "bos": bos}
     shown = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     starts = "perplexity", "ids", "losses", "runs", "prompt", "tokens", "second", "logits"
     for key in (*[f'"{name}":' for name in starts], '{"text"'):
         shown = shown.replace(key, "\n" + key)
-    data_of(model).write_text(shown + "\n", "utf-8")
+    file_of(model, kind).write_text(shown + "\n", "utf-8")
+
+
+def long_text(model: Model) -> tuple[list[int], int | None, str]:
+    """Tokens of whit's documentation, as it was when the default's figures were made; the token that begins
+    texts; a digest of the text."""
+    with suppress(FileNotFoundError):
+        data = data_of(model)
+        return data["perplexity"]["ids"], data["perplexity"]["bos"], data["provenance"]["text_sha256"]
+    tokenizer = Tokenizer.from_gguf(model.gguf)
+    text = "".join((ROOT / "docs" / name).read_text("utf-8") for name in ("design.md", "map.md"))
+    ids = tokenizer.encode(text, special=False, bos=False)[:TEXT_TOKENS]
+    assert len(ids) == TEXT_TOKENS, "the text is too short"
+    bos = tokenizer.bos_id if tokenizer.vocabulary.add_bos else None
+    return ids, bos, sha256(text.encode()).hexdigest()
 
 
 def ask(python: str, task: dict[str, Any]) -> dict[str, Any]:
@@ -203,8 +242,9 @@ def ask(python: str, task: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     arguments = argparse.ArgumentParser(description="whit beside llama.cpp on a real model")
     arguments.add_argument("model", type=Path)
+    arguments.add_argument("kind", nargs="?", choices=KINDS, default="default")
     arguments.add_argument("--make", metavar="PYTHON", help="a Python with llama_cpp: write its figures anew")
-    arguments.add_argument("--threads", type=int, default=2, help="of llama.cpp")
+    arguments.add_argument("--threads", type=int, default=1, help="of llama.cpp (--make)")
     arguments.add_argument("--prompts", type=int, default=len(TEXTS), metavar="N", help="the first N only")
     arguments.add_argument("--steps", type=int, default=STEPS, metavar="N", help="tokens of each")
     windows = TEXT_TOKENS // WINDOW
@@ -212,10 +252,10 @@ def main() -> None:
     arguments.add_argument("--read", action="store_true", help="read each text in one pass")
     options = arguments.parse_args()
     if options.make:
-        make(options.model, options.make, options.threads)
+        make(options.model, options.make, options.threads, options.kind)
         return
-    model = Model.load(options.model)
-    data = json.loads(data_of(model).read_text("utf-8"))
+    model = Model.load(options.model, cache_dtype="float16" if options.kind == "default" else "float32")
+    data = data_of(model, options.kind)
     start = time.perf_counter()
     for line in compare(model, data["runs"][: options.prompts], options.steps, options.read).lines():
         print(line)

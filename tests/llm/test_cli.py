@@ -205,14 +205,6 @@ def test_chat_and_generate() -> None:
 
 
 @pytest.mark.slow
-def test_bench() -> None:
-    arguments = ["--prompt", "20", "--generate", "5", "--repeat", "1", "--context", "64", "--json"]
-    report = json.loads(program("bench-llm", smollm2(), *arguments).stdout)
-    assert report["prefill_tokens_per_second"] > 0 and report["decode_tokens_per_second"] > 0
-    assert program("bench-llm", smollm2(), "--prompt", "100", "--context", "64").returncode == 1
-
-
-@pytest.mark.slow
 def test_serve_a_real_model() -> None:
     openai = pytest.importorskip("openai")
     command = [

@@ -17,11 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from whit.helpers import ArgumentError, Context, WhitError, cpu_threads
+from whit.helpers import ArgumentError, Context, WhitError, cpu_threads, human_bytes
 from whit.llm import peer
 
 if TYPE_CHECKING:
@@ -38,6 +38,19 @@ RATIOS = {  # figure: whether more is better
     "streams_tokens_per_second": True,
     "peak_memory_bytes": False,
 }
+SHOWN: list[tuple[str, str, Callable[[Any], str]]] = [
+    ("load_to_first_token_seconds", "load to first token, s", "{:.3f}".format),
+    ("cold_to_first_token_seconds", "the same without caches, s", "{:.3f}".format),
+    ("interpreter_seconds", "start of Python (in whit's load), s", "{:.3f}".format),
+    ("first_prompt_tokens_per_second", "reading, first prompt, tokens/s", "{:.1f}".format),
+    ("prefill_tokens_per_second", "reading, tokens/s", "{:.1f}".format),
+    ("decode_tokens_per_second", "writing, tokens/s", "{:.1f}".format),
+    ("share_of_read_limit", "  share of what memory allows", "{:.2f}".format),
+    ("streams_tokens_per_second", "writing, all streams, tokens/s", "{:.1f}".format),
+    ("peak_memory_bytes", "peak memory", human_bytes),
+    ("interpreter_bytes", "  Python's share", human_bytes),
+    ("peak_memory_streams_bytes", "peak memory with streams", human_bytes),
+]
 
 
 @dataclass(frozen=True)
@@ -242,6 +255,30 @@ def _cold(plan: Plan, program: Sequence[str], task: dict[str, Any]) -> dict[str,
         dropped = drop_from_memory(plan.model)
         seconds = _run(program, task | alone)["first_token"]
     return {"cold_to_first_token_seconds": round(seconds, 3), "file_was_dropped": dropped}
+
+
+def lines(report: dict[str, Any]) -> Iterator[str]:
+    """The report for people."""
+    names = [name for name in ("whit", "llama.cpp") if name in report]
+    yield (
+        f"{report['model']}: {report['prompt_tokens']} tokens read, {report['generated_tokens']} written, "
+        f"{report['threads']} threads, context {report['context']}, {report['rounds']} rounds"
+    )
+    yield f"{'':<40}" + "".join(f"{name:>12}" for name in [*names, *["ratio"] * ("ratios" in report)])
+    for key, label, shown in SHOWN:
+        cells = [shown(report[name][key]) if key in report[name] else "" for name in names]
+        if any(cells):
+            ratio = report.get("ratios", {}).get(key)
+            cells.append("" if ratio is None else f"{ratio:.2f}")
+            yield f"{label:<40}" + "".join(f"{cell:>12}" for cell in cells)
+    yield (
+        f"a token reads {human_bytes(report['bytes_per_token'])}; memory gives "
+        f"{report['read_limit_bytes_per_second'] / 1e9:.1f} GB/s"
+    )
+    if "llama.cpp" in report:
+        yield ", ".join(f"{key} {value}" for key, value in report["llama.cpp"]["about"].items())
+    if not all(report[name].get("file_was_dropped", True) for name in names):
+        yield "the file stayed in memory: this system does not let go of it, or does not tell"
 
 
 def drop_from_memory(path: str) -> bool:

@@ -5,7 +5,8 @@ Run by a Python that has the package `llama_cpp` (it needs nothing of whit):
     PYTHON peer.py '{"task": "greedy", "model": "m.gguf", "texts": ["Once"], "tokens": 8}'
 
 prints JSON. Everything is llama.cpp's default (a cache of float16, flash attention as it chooses, repacked
-weights, OpenMP), but for the number of threads and the context.
+weights, OpenMP), but for the number of threads and the context; "plain": true asks for a cache of float32 and
+no flash attention, which adds up in float16.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ STARTED = time.monotonic()
 
 
 class Peer:
-    """A model and one context of `context` positions for each of `streams` sequences."""
+    """A model and a context of `context` positions."""
 
-    def __init__(self, path: str, threads: int, context: int, streams: int = 1) -> None:
+    def __init__(self, path: str, threads: int, context: int, plain: bool = False) -> None:
         self.c: Any = importlib.import_module("llama_cpp")
         self.c.llama_backend_init()
         self.model = self.c.llama_model_load_from_file(path.encode(), self.c.llama_model_default_params())
@@ -33,14 +34,18 @@ class Peer:
         self.vocab = self.c.llama_model_get_vocab(self.model)
         self.size = self.c.llama_vocab_n_tokens(self.vocab)
         self.greedy = self.c.llama_sampler_init_greedy()
-        self.context = self.new_context(threads, context, streams)
+        self.plain = plain
+        self.context = self.new_context(threads, context)
         self.batch = self.c.llama_batch_init(max(context, 2048), 0, 1)
 
-    def new_context(self, threads: int, context: int, streams: int) -> Any:
+    def new_context(self, threads: int, context: int, streams: int = 1) -> Any:
         """A context with its own keys and values."""
         params = self.c.llama_context_default_params()
         params.n_ctx, params.n_seq_max = context * streams, streams
         params.n_threads = params.n_threads_batch = threads
+        if self.plain:
+            params.flash_attn_type = self.c.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            params.type_k = params.type_v = self.c.GGML_TYPE_F32
         made = self.c.llama_init_from_model(self.model, params)
         if not made:
             raise SystemExit("llama.cpp makes no context")
@@ -98,7 +103,7 @@ def greedy(task: dict[str, Any]) -> dict[str, Any]:
     """
     import numpy as np
 
-    peer = Peer(task["model"], task["threads"], task["context"])
+    peer = Peer(task["model"], task["threads"], task["context"], task.get("plain", False))
     runs = []
     for text in task["texts"]:
         prompt = peer.tokens(text)
@@ -124,7 +129,7 @@ def perplexity(task: dict[str, Any]) -> dict[str, Any]:
     import numpy as np
 
     window, ids = task["window"], task["ids"]
-    peer = Peer(task["model"], task["threads"], window)
+    peer = Peer(task["model"], task["threads"], window, task.get("plain", False))
     losses = []
     for begin in range(0, len(ids) - window + 1, window):
         piece = ids[begin : begin + window]
