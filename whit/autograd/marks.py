@@ -85,6 +85,8 @@ def given_output(call: UOp, number: int, value: UOp) -> UOp:
 
 def stand_in(shape: Shape, dtype: DType, device: str, by: str) -> tuple[UOp, UOp]:
     """An input without a value: (the flat node to be replaced, the same in its shape)."""
+    global used
+    used = True
     param = UOp(Ops.PARAM, dtype, (), StandInArg(fresh_uid(), prod(shape), by))
     base = param.copy_to(device)
     return base, base.reshape(tuple(shape))

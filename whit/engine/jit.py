@@ -192,20 +192,23 @@ def _names_read(code: CodeType) -> tuple[set[str], set[str]]:
 
 
 class Surroundings:
-    """The Python scalars that a function reads besides its arguments: closure cells, globals, attributes of
-    its object."""
+    """The Python scalars that a function, and a function that it wraps (`functools.wraps`), reads besides its
+    arguments: closure cells, globals, attributes of its object."""
 
     def __init__(self, function: Callable[..., Any], instance: Any) -> None:
-        code = getattr(function, "__code__", None)
-        names, attributes = _names_read(code) if code is not None else (set[str](), set[str]())
-        self.cells = (
-            list(zip(code.co_freevars, getattr(function, "__closure__", None) or ()))
-            if code is not None
-            else []
-        )
-        self.globals = getattr(function, "__globals__", {})
-        self.global_names = sorted(names & set(self.globals))
+        self.cells: list[tuple[str, Any]] = []
+        self.globals: list[tuple[dict[str, Any], list[str]]] = []
         self.instance = instance
+        attributes: set[str] = set()
+        inner: Any = function
+        while inner is not None:
+            code = getattr(inner, "__code__", None)
+            if code is not None:
+                names, own = _names_read(code)
+                self.cells += zip(code.co_freevars, getattr(inner, "__closure__", None) or ())
+                self.globals.append((inner.__globals__, sorted(names & set(inner.__globals__))))
+                attributes |= own
+            inner = getattr(inner, "__wrapped__", None)
         self.attributes = sorted(attributes) if instance is not None else []
 
     def scalars(self) -> list[Hashable]:
@@ -214,10 +217,11 @@ class Surroundings:
             with contextlib.suppress(ValueError):  # a cell that is not filled yet
                 if isinstance(cell.cell_contents, _SCALARS):
                     found += [name, type(cell.cell_contents).__name__, repr(cell.cell_contents)]
-        for name in self.global_names:
-            value = self.globals.get(name)
-            if isinstance(value, _SCALARS):
-                found += [name, type(value).__name__, repr(value)]
+        for values, names in self.globals:
+            for name in names:
+                value = values.get(name)
+                if isinstance(value, _SCALARS):
+                    found += [name, type(value).__name__, repr(value)]
         state = getattr(self.instance, "__dict__", {})
         for name in self.attributes:
             if isinstance(state.get(name, self), _SCALARS):

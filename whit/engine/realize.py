@@ -325,8 +325,8 @@ def _realize(pending: list[Tensor]) -> None:
     roots = [t.uop for t in pending]
     plan, externals, values = schedule(_bare(roots))
     overwritten = {memory_of(_overwritten_memory(after)) for after in executed}
-    for node in overwritten:
-        owned(node)
+    for written in overwritten:
+        owned(written)
     memory = execute(plan, externals, values)
     if overwritten:
         _forget_overwritten(overwritten)
@@ -500,8 +500,7 @@ def read(tensor: Tensor) -> memoryview:
 def _read(tensor: Tensor) -> memoryview:
     for see in before_read:
         see(tensor)
-    if marks.used:
-        refuse_stand_in(tensor.uop)
+    refuse_stand_in(tensor.uop)
     if tensor.uop.device is None or not is_realized(tensor.uop):
         realize([tensor])
     view = contiguous_view(tensor.uop)
@@ -516,7 +515,7 @@ def _read(tensor: Tensor) -> memoryview:
 
 def refuse_stand_in(node: UOp) -> None:
     """ArgumentError for a value that depends on the inputs of a traced function."""
-    found = marks.stand_in_below(node)
+    found = marks.stand_in_below(node) if marks.used else None
     if found is not None:
         raise ArgumentError(
             f"reading a value inside of {found.arg.by}",

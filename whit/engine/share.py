@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from whit.engine.realize import before_read, buffer_of, realize, turn, value_of
+from whit.engine.realize import before_read, buffer_of, realize, refuse_stand_in, turn, value_of
 from whit.helpers import prod
 from whit.runtime.device import Buffer, Device
 from whit.schedule.movement import contiguous_view, memory_of
@@ -32,6 +32,7 @@ def share(tensor: Tensor) -> Any:
     with turn.lock:
         for see in before_read:
             see(tensor)
+        refuse_stand_in(tensor.uop)
         if tensor.uop.device is None:  # a constant gets memory
             tensor.uop = tensor.uop.copy_to(tensor.device)
         if not Device.get(tensor.device).host_visible:

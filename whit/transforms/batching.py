@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from whit.autograd.marks import Given, given_output, is_link, stand_in
+from whit.autograd.marks import Given, given, given_output, is_link, stand_in
+from whit.autograd.rules import RULES as BACKWARD
 from whit.autograd.rules import total
 from whit.helpers import ArgumentError, prod
 from whit.tensor.custom import unbound
@@ -137,7 +138,7 @@ def _take(node: UOp, sources: list[Source], of: Batch) -> UOp:
         wide, rows
     )
     number = inside.where(index, index.const_like(0)).cast(wide) + first
-    taken = UOp(Ops.TAKE, node.dtype, (flat, inside.where(number, number.const_like(-1))), 0)
+    taken: UOp = UOp(Ops.TAKE, node.dtype, (flat, inside.where(number, number.const_like(-1))), 0)
     # (B, *index, before axis, after axis) -> (B, before axis, *index, after axis)
     count = index.ndim - 1
     order = (
@@ -146,7 +147,23 @@ def _take(node: UOp, sources: list[Source], of: Batch) -> UOp:
         *range(1, 1 + count),
         *range(1 + count + axis, taken.ndim),
     )
-    return taken.permute(order)
+    result = taken.permute(order)
+    if not x.dtype.is_float:
+        return result
+    # each example's gradient is looked for in its own rows, not in those of all
+    single = _TakeGradient(node)
+    return given([result], [x], BatchedGradient(single, (True,), of), through=True)[0]
+
+
+class _TakeGradient:
+    """The gradient of a TAKE for one example."""
+
+    def __init__(self, node: UOp) -> None:
+        self.node = node
+
+    def __call__(self, upstreams: list[UOp | None], _: list[UOp], values: tuple[UOp, ...]) -> list[UOp | None]:
+        rule = BACKWARD[Ops.TAKE][0]
+        return [None if g is None else rule(g, self.node, *values, self.node.src[1]) for g in upstreams]
 
 
 def _holds(index: UOp, rows: Sint) -> bool:

@@ -34,6 +34,7 @@ def custom_gradient(function: Function) -> Function:
     Errors: ArgumentError for a function that does not return a pair, or a pull that returns another number of
     gradients; ShapeError and DTypeError for gradients that do not fit.
 
+    >>> from whit import grad
     >>> @custom_gradient
     ... def clipped(x):
     ...     return x, lambda upstream: upstream.clamp(-1, 1)
@@ -143,6 +144,7 @@ def checkpoint(function: Function) -> Function:
     the same both times. Values, gradients, shapes and dtypes are those of the function. Errors: those of
     the function; ArgumentError for results that are not made of tensors.
 
+    >>> from whit import grad
     >>> layer = checkpoint(lambda x: (x.exp() + 1).log())
     >>> grad(lambda x: layer(layer(x)).sum())(Tensor([0.0])).tolist()
     [0.3333333432674408]
@@ -184,6 +186,12 @@ class _Recompute:
     def __init__(self, outputs: list[UOp], links: list[UOp]) -> None:
         self.outputs, self.links = outputs, links
         self.inner = _between(outputs, links)
+        if any([node.op is Ops.AFTER for node in self.inner]):
+            raise ArgumentError(
+                "checkpoint: the function assigns to a tensor",
+                because="it would be written again when the values are computed again",
+                fix="return the new value, and assign it outside",
+            )
         reads = {source: None for node in self.inner for source in _read_by(node) if source not in self.inner}
         for node in (*links, *outputs):
             reads.pop(node, None)
