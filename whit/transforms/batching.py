@@ -161,9 +161,9 @@ class _TakeGradient:
     def __init__(self, node: UOp) -> None:
         self.node = node
 
-    def __call__(self, upstreams: list[UOp | None], _: list[UOp], values: tuple[UOp, ...]) -> list[UOp | None]:
+    def __call__(self, upstreams: list[UOp | None], _: list[UOp], src: tuple[UOp, ...]) -> list[UOp | None]:
         rule = BACKWARD[Ops.TAKE][0]
-        return [None if g is None else rule(g, self.node, *values, self.node.src[1]) for g in upstreams]
+        return [None if g is None else rule(g, self.node, *src, self.node.src[1]) for g in upstreams]
 
 
 def _holds(index: UOp, rows: Sint) -> bool:
