@@ -30,9 +30,13 @@ def tangents(outputs: Sequence[UOp], inputs: Sequence[UOp], given: Sequence[UOp]
     are plain graphs: they can be differentiated again.
     """
     found: dict[UOp, Tangent] = dict(zip(inputs, given, strict=True))
+    links = {node.arg: change for node, change in found.items() if is_link(node)}
     outputs = _opened(outputs, inputs)
     for node in order_of(outputs):
         if node in found:
+            continue
+        if is_link(node) and node.arg in links:  # on what the input's value became
+            found[node] = links[node.arg]
             continue
         found[node] = None
         if node.op is Ops.OUTPUT:

@@ -70,8 +70,10 @@ def anchor_of(node: UOp) -> UOp:
 
 
 def _twins(order: list[UOp], wanted: set[UOp]) -> dict[UOp, UOp]:
-    """Nodes that stand for an input under another form: its graph from before it was given memory, and
-    reshapes of an input that is itself a reshape (they are built on its source)."""
+    """Nodes that stand for an input under another form: its graph from before it was given memory, reshapes
+    of an input that is itself a reshape (they are built on its source), and a link on what its value became.
+    """
+    links = {node.arg: node for node in wanted if is_link(node)}
     shaped = {node.src[0]: node for node in wanted if node.op is Ops.RESHAPE}
     found: dict[UOp, UOp] = {}
     for node in order:
@@ -81,6 +83,8 @@ def _twins(order: list[UOp], wanted: set[UOp]) -> dict[UOp, UOp]:
             found[node] = anchor_of(node.became)
         elif node.op is Ops.RESHAPE and node.src[0] in shaped:
             found[node] = shaped[node.src[0]]
+        elif is_link(node) and node.arg in links:
+            found[node] = links[node.arg]
     return found
 
 

@@ -19,13 +19,18 @@ def remember(buffer: UOp, root: UOp) -> None:
     if not Tensor.gradients_wanted or not root.dtype.is_float or root.size != buffer.arg.size:
         return
     leaves = {anchor_of(t.uop) for t in Tensor.live if t.requires_grad}
+    links = {node.arg for node in leaves if is_link(node)}
     if anchor_of(root) in leaves and not is_link(root):
         return
     seen: set[UOp] = set()
     stack = [root]
     while stack:
         node = stack.pop()
-        if node in leaves or (node.became is not None and anchor_of(node.became) in leaves):
+        if (
+            node in leaves
+            or (is_link(node) and node.arg in links)
+            or (node.became is not None and anchor_of(node.became) in leaves)
+        ):
             origins[buffer] = _below_views(root)
             return
         for source in edges_of(node):
