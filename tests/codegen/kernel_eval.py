@@ -60,4 +60,6 @@ def _value(node: UOp, values: dict[UOp, Any], axes: dict[UOp, int], buffers: Seq
         )
     if op is Ops.CAST:
         return src[0].astype(dtype)
+    if op is Ops.BITCAST:
+        return np.ascontiguousarray(src[0], NUMPY[node.src[0].dtype]).view(NUMPY[node.dtype]).astype(dtype)
     return ALU[op](*src).astype(dtype)

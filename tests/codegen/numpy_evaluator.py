@@ -110,6 +110,7 @@ def operand(dtype: DType, slot: int = 0) -> UOp:
 
 def dot(op: Op, x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
     """z plus the products of the parts, in 64 bits, wrapped: parts are cut out by views of the memory."""
+    x, y = np.broadcast_arrays(x, y)
     kinds = {Ops.DOT4: (np.int8, np.int8), Ops.DOT4U: (np.uint8, np.int8), Ops.DOT2: (np.int16, np.int16)}[op]
     low = [np.ascontiguousarray(v.astype(np.int64)).view(np.int32)[..., ::2] for v in (x, y)]
     a, b = [np.ascontiguousarray(v).view(kind) for v, kind in zip(low, kinds, strict=True)]

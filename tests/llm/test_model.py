@@ -17,7 +17,7 @@ from tests.llm.convert import COMMON, Case, convert, neighbours, random_model
 from tests.llm.test_arch import CASES
 from whit import Context, Tensor
 from whit.helpers import ArgumentError, FileFormatError
-from whit.llm.attention import attend, rotate, seen_by
+from whit.llm.attention import BLOCK, attend, rotate, seen_by
 from whit.llm.generate import generate
 from whit.llm.model import Model
 from whit.llm.perplexity import perplexity
@@ -136,13 +136,18 @@ def test_sinks_take_part_in_the_sum() -> None:
     with_sink = np.concatenate([scores, np.broadcast_to(sinks[None, :, None, None], (1, 4, 3, 1))], -1)
     weights = np.exp(with_sink) / np.exp(with_sink).sum(-1, keepdims=True)
     want = np.einsum("bhts,bhse->bhte", weights[..., :-1], v.repeat(2, 1))
-    got = attend(Tensor(q), Tensor(k), Tensor(v), 0.3, sinks=Tensor(sinks))
+    keys, values = (np.full((1, 2, BLOCK, size), np.nan, np.float32) for size in (8, 6))
+    keys[:, :, :5], values[:, :, :5] = k, v  # what lies behind is never seen
+    k, v = keys.reshape(1, 2, 1, BLOCK, 8), values.reshape(1, 2, 1, BLOCK, 6)
+    seen = np.arange(BLOCK)[None] < 5
+    got = attend(Tensor(q), Tensor(k), Tensor(v), 0.3, Tensor(seen), sinks=Tensor(sinks))
     np.testing.assert_allclose(got.numpy(), want, atol=1e-6)
 
 
 def test_what_a_window_shows() -> None:
-    seen = seen_by(Tensor([[4, 5]]), 2, 5, 3).numpy()[0, 0, 0]  # keys 2 … 6
-    np.testing.assert_array_equal(seen, [[True, True, True, False, False], [False, True, True, True, False]])
+    seen = seen_by(Tensor([[4, 5]]), 2, 1, 3).numpy()[0, 0, 0, :, 0]  # keys 2 … 17
+    np.testing.assert_array_equal(seen[:, :5], [[1, 1, 1, 0, 0], [0, 1, 1, 1, 0]])
+    assert seen.shape == (2, BLOCK) and not seen[:, 5:].any()
 
 
 @pytest.mark.parametrize("neighbour", [False, True])

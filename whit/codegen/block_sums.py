@@ -31,6 +31,7 @@ from whit.uop.symbolic import operands, simplify
 
 MOST_USES = 8  # of each byte: with more, a tile of decoded numbers is worth its memory (blocking.py)
 LEAST_BYTES = 1 << 12  # of the matrix
+LEAST_TASK = 1 << 16  # bytes that a task reads: it waits for the first of them
 MOST_TERMS = 4  # of a value multiplied out
 MOST_POINTS = 16  # of a sum inside of a group that is written out
 MOST_ROWS = 4  # side by side
@@ -284,7 +285,7 @@ def block_rows(k: Kernel) -> bool:
     for scope in k.scopes:
         if scope not in sums and scope.reduces:
             _unroll_scales(k, scope)
-    share(k, wide, k.size(wide))
+    share(k, wide, min(k.size(wide), max(k.target.threads, matrix.nbytes // LEAST_TASK)))
     return True
 
 

@@ -135,6 +135,16 @@ def _dot(u: UOp, ctx: Target) -> UOp | None:
     if u.op in ctx.native and u.dtype is dtypes.int32:
         return None
     x, y, total = u.src
+    if u.op is Ops.DOT4U and u.dtype is dtypes.int32 and Ops.DOT2 in ctx.native:
+        for at in (0, 8):  # every second byte, as words of 16 bits
+            a, b = [(v >> at if at else v) & 0x00FF00FF for v in (x, y)]
+            sign = b & 0x00800080
+            total = UOp(Ops.DOT2, u.dtype, (a, b | ((sign << 9) - (sign << 1)), total))
+        return total
+    if u.op is Ops.DOT4U and u.dtype is dtypes.int32 and Ops.DOT4 in ctx.native:
+        for _ in range(2):  # what the flipped signs take away, 128 times y
+            total = UOp(Ops.DOT4, u.dtype, (x.const_like(0x40404040), y, total))
+        return UOp(Ops.DOT4, u.dtype, (x ^ x.const_like(wrap(0x80808080, u.dtype)), y, total))
     width = DOTS[u.op]
     half, top = x.const_like(wrap(1 << (width - 1), u.dtype)), x.const_like(wrap((1 << width) - 1, u.dtype))
     for at in range(0, 32, width):

@@ -58,7 +58,7 @@ def _dotted(node: UOp, target: Target) -> UOp | None:
     near = {r for value in (x, y) for r in _neighbours(value)}
     k = min(folds, key=lambda r: (round_up(_size(r), count) / _size(r), r not in near, -_size(r)))
     short = k.replace(src=(UOp.index(ceildiv(_size(k), count)),))
-    value = UOp(op, I32, (_packed(x, k, short, op), _packed(y, k, short, op), UOp.const(0, I32)))
+    value = UOp(op, I32, (packed(x, k, short, op), packed(y, k, short, op), UOp.const(0, I32)))
     ranges = [short if r is k else r for r in node.src[1:]]
     return UOp(Ops.REDUCE, I32, (value, *ranges), ReduceArg(Ops.ADD)).cast(node.dtype)
 
@@ -103,7 +103,7 @@ def _neighbours(value: UOp) -> list[UOp]:
     return [t for u in reads for t, f in linear_form(u.src[1])[0].items() if f == 1 and t.op is Ops.RANGE]
 
 
-def _packed(value: UOp, k: UOp, short: UOp, op: Op) -> UOp:
+def packed(value: UOp, k: UOp, short: UOp, op: Op) -> UOp:
     """The values at k = n*short, n*short + 1 …, the first in the lowest bits; zeros beyond the end."""
     width = DOTS[op]
     count = 32 // width

@@ -288,6 +288,17 @@ def swap(k: Kernel, first: int, second: int) -> bool:
     return k.nested_work(other) <= k.nested_work(present) * 1.01 and k.swap(first, second)
 
 
+def bring_first(k: Kernel, axis: int) -> bool:
+    """Make a LOOP the outermost one; the others keep their order, in which memory may follow."""
+    places = k.loops()
+    places = places[: places.index(axis) + 1]
+    if not swap(k, places[0], axis):
+        return False
+    for inner, outer in itertools.pairwise(places[:0:-1]):
+        swap(k, outer, inner)
+    return True
+
+
 def thread(k: Kernel, work: float) -> None:
     """Cut the outermost loop, or the best one brought there, into tasks: more than threads, which take one
     after another, so that one that others of the machine slow down holds up nothing."""
@@ -301,7 +312,7 @@ def thread(k: Kernel, work: float) -> None:
     choices += [choice for axis in loops for choice in _padded(k, axis, most)]
     for _, axis, tasks in sorted(choices, key=lambda c: (-c[0], c[1].number)):
         first = k.table.of_type(AxisType.LOOP)[0]
-        if tasks > 1 and (first is axis or swap(k, first.number, axis.number)):
+        if tasks > 1 and (first is axis or bring_first(k, axis.number)):
             place = k.loops()[0]  # SWAP has given the axis the number of the outermost one
             if k.size(place) % tasks:
                 k.apply(OptKind.PADTO, place, tasks)

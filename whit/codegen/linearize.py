@@ -470,9 +470,9 @@ class Linearizer:
         dims = self.tiles.dims(node.ranges)
         lanes, parts = self.tiles.lanes(dims), 4 // first.dtype.itemsize
         found = self.addresses(first.src[1], dims)
-        if any(a.lanes is not None or a.vectors or (lanes > 1 and a.stride != parts) for a in found):
-            return False
         memory = self.values[first.src[0]][0]
+        if any(a.lanes is not None or a.vectors or (lanes > 1 and a.stride != parts) for a in found):
+            return self.repeated_words(node, first, found, dims)
         narrow, wide = first.dtype.vec(parts * lanes), node.dtype.vec(lanes)
         result: list[UOp] = []
         for address, mask in zip(found, self.masks(first, 2, dims), strict=True):
@@ -484,6 +484,29 @@ class Linearizer:
                 gate = (self.emit(Ops.SHUFFLE, dtypes.bool.vec(parts * lanes), (mask,), order),)
             loaded = self.emit(Ops.LOAD, narrow, (memory, self.start(address), *gate))
             result.append(self.emit(Ops.BITCAST, wide, (loaded,)))
+        self.values[node] = result
+        return True
+
+    def repeated_words(self, node: UOp, first: UOp, found: list[Address], dims: Dims) -> bool:
+        """Words of which some lanes share one: those of a few neighbours are loaded and given out."""
+        lanes, parts = self.tiles.lanes(dims), 4 // first.dtype.itemsize
+        memory, result = self.values[first.src[0]][0], []
+        for address, mask in zip(found, self.masks(first, 2, dims), strict=True):
+            offsets = None if address.vectors or lanes == 1 else address.offsets(lanes)
+            if offsets is None or mask is not None:
+                return False
+            low = min(offsets)
+            places = tuple([(o - low) // parts for o in offsets])
+            count = max(places) + 1
+            if count > 2 * lanes or any((o - low) % parts for o in offsets):
+                return False
+            start = self.start(Address(address.same_terms(), low, scalars=address.scalars))
+            loaded = self.emit(Ops.LOAD, first.dtype.vec(parts * count), (memory, start))
+            words = self.emit(Ops.BITCAST, node.dtype.vec(count), (loaded,))
+            if count == 1:
+                result.append(self.broadcast(words, lanes))
+            else:
+                result.append(self.emit(Ops.SHUFFLE, node.dtype.vec(lanes), (words,), places))
         self.values[node] = result
         return True
 

@@ -14,6 +14,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+from whit.codegen.block_dots import split_words
 from whit.codegen.block_sums import split_blocks
 from whit.codegen.crop import crop_loops
 from whit.codegen.decompose import decompose
@@ -333,6 +334,13 @@ def _separated(before: UOp, after: UOp) -> UOp:
 
 _PREPARE_FOR = (
     Pass("use dots", use_dots, "kernel", "kernel", "sums of products of small integers"),
+    Pass(
+        "split words",
+        lambda u, target: _separated(u, split_words(u, target)),
+        "kernel",
+        "kernel",
+        "sums of products of bytes in blocks: four in a word",
+    ),
     Pass(
         "split blocks",
         lambda u, target: _separated(u, split_blocks(u, target)),

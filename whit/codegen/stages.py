@@ -479,7 +479,9 @@ def _keeps_neighbours(stage: UOp) -> bool:
     """Whether the last axis of a STAGE is a vector of neighbours in what it reads, so that it stays
     innermost: the scales of a row of blocks."""
     last = stage.src[-1]
-    if not last.arg.axis.is_tile or any(u.op is Ops.REDUCE for u in stage.src[0].toposort()):
+    if len(stage.src) < 2 or not last.arg.axis.is_tile:
+        return False
+    if any(u.op is Ops.REDUCE for u in stage.src[0].toposort()):
         return False
     reads = [linear_form(u.src[1])[0] for u in stage.src[0].toposort() if u.op is Ops.INDEX]
     ones = [r for terms in reads for r, factor in terms.items() if factor == 1 and r.op is Ops.RANGE]

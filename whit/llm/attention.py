@@ -7,6 +7,7 @@ import math
 from whit.tensor import Tensor
 from whit.uop import UOp, dtypes
 
+BLOCK = 16  # positions that are read together: a vector of them
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, neighbours: bool) -> Tensor:
     """Turn pairs of numbers of each head by their position's angles (Su et al. 2021).
@@ -35,48 +36,51 @@ def attend(
     k: Tensor,
     v: Tensor,
     scale: float,
+    seen: Tensor,
     *,
     cap: float = 0.0,
-    seen: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale * q kᵀ) v, each head of keys shared by a group of queries; in float32.
 
-    Shapes:  q (b, h, t, d), k (b, g, s, d), v (b, g, s, e), seen bool broadcast to (b, 1, 1, t, s), sinks
-             (h,) -> (b, h, t, e)
+    Shapes:  q (b, h, t, d), k (b, g, n, BLOCK, d), v (b, g, n, BLOCK, e), seen bool broadcast to
+             (b, 1, 1, t, n, BLOCK), sinks (h,) -> (b, h, t, e). Values that no query sees may be anything.
     cap:     scores become cap * tanh(score / cap)
     sinks:   one more score a head that takes part in the sum and has no value (gpt-oss)
 
-    >>> attend(Tensor.ones(1, 2, 1, 4), Tensor.ones(1, 1, 3, 4), Tensor.ones(1, 1, 3, 2), 0.5).tolist()
+    >>> k, v = Tensor.ones(1, 1, 1, BLOCK, 4), Tensor.ones(1, 1, 1, BLOCK, 2)
+    >>> attend(Tensor.ones(1, 2, 1, 4), k, v, 0.5, Tensor.ones(1, BLOCK, dtype="bool")).tolist()
     [[[[1.0, 1.0]], [[1.0, 1.0]]]]
     """
     batch, heads, count, size = q.shape
-    groups = k.shape[1]
-    rows = q.cast(dtypes.float32).reshape(batch, groups, heads // groups, count, size)
-    keys, values = k.unsqueeze(2).cast(dtypes.float32), v.unsqueeze(2).cast(dtypes.float32)
-    scores = rows.matmul(keys.transpose(-1, -2)) * scale  # (b, g, h/g, t, s)
+    groups, blocks = k.shape[1:3]
+    rows = q.cast(dtypes.float32).reshape(batch, groups, heads // groups, count, 1, 1, size)
+    keys = k.cast(dtypes.float32).reshape(batch, groups, 1, 1, blocks, BLOCK, size)
+    scores = (rows * keys).sum(-1) * scale  # (b, g, h/g, t, n, BLOCK)
     if cap:
         scores = (scores / cap).tanh() * cap
-    if seen is not None:
-        scores = seen.where(scores, -math.inf)
-    peak = scores.max(-1, keepdim=True).detach()
+    scores = seen.where(scores.contiguous(), -math.inf)  # a mask there would be one for each head
+    peak = scores.max((-1, -2), keepdim=True).detach()
     if sinks is not None:
-        sink = sinks.cast(dtypes.float32).reshape(1, groups, heads // groups, 1, 1)
+        sink = sinks.cast(dtypes.float32).reshape(1, groups, heads // groups, 1, 1, 1)
         peak = peak.maximum(sink)
     weights = (scores - peak).exp()
-    total = weights.sum(-1, keepdim=True)
+    total = weights.sum((-1, -2), keepdim=True)
     if sinks is not None:
         total = total + (sink - peak).exp()
-    return (weights.matmul(values) / total).reshape(batch, heads, count, v.shape[-1])
+    any_sees = seen.reshape(*[1] * (6 - seen.ndim), *seen.shape).any(3)  # (b, 1, 1, n, BLOCK)
+    values = any_sees.unsqueeze(-1).where(v.unsqueeze(2).cast(dtypes.float32), 0.0)
+    mixed = (weights.unsqueeze(-1) * values.unsqueeze(3)).sum((-3, -2))  # (b, g, h/g, t, e)
+    return (mixed / total.squeeze(-1)).reshape(batch, heads, count, v.shape[-1])
 
 
-def seen_by(positions: Tensor, first: UOp | int, count: UOp | int, window: int) -> Tensor:
-    """Which of `count` keys, of positions from `first` on, each query sees: those not after it, and with
+def seen_by(positions: Tensor, first: UOp | int, blocks: UOp | int, window: int) -> Tensor:
+    """Which keys, `blocks` of BLOCK positions from `first` on, each query sees: those not after it, and with
     a window only so many.
 
-    Shapes:  positions (b, t) -> bool (b, 1, 1, t, count)
+    Shapes:  positions (b, t) -> bool (b, 1, 1, t, blocks, BLOCK)
     """
-    at = positions.reshape(positions.shape[0], 1, 1, positions.shape[1], 1)
-    keys = Tensor.arange(count, dtype="int32") + first
+    at = positions.reshape(positions.shape[0], 1, 1, positions.shape[1], 1, 1)
+    keys = Tensor.arange(blocks * BLOCK, dtype="int32").reshape(blocks, BLOCK) + first
     seen = keys <= at
     return seen & (keys > at - window) if window else seen

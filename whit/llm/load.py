@@ -134,6 +134,7 @@ def load(
     context: int | None = None,
     slots: int = 1,
     cache_dtype: str = "float16",
+    activations: str = "float32",
     memory_limit: int | None = None,
     speculate: str | None = None,
     progress: Callable[[str], None] = lambda text: None,
@@ -142,13 +143,13 @@ def load(
     """Find, open and start a model. The caller closes the engine.
 
     name: as `whit.llm.hub.find_model` takes it. context: positions of a slot (default: what the model was
-    trained for, 8192 at most). speculate: "ngram", or the name of a smaller model. options: those of
-    `Engine`.
+    trained for, 8192 at most). cache_dtype, activations: as Model.load has them. speculate: "ngram", or the
+    name of a smaller model. options: those of `Engine`.
     Errors: what find_model, Model.load, Tokenizer and Engine raise
     """
     path = find_model(name)
     progress(f"loading {path.name}")
-    model = Model.load(path, cache_dtype=cache_dtype)
+    model = Model.load(path, cache_dtype=cache_dtype, activations=activations)
     tokenizer = Tokenizer.from_gguf(model.gguf)
     if tokenizer.vocab_size > model.vocab_size:
         raise ArgumentError(
@@ -160,7 +161,7 @@ def load(
     shown = ShownTokenizer(tokenizer, OutputParser(format_of(template)).markers)
     draft: Model | str | None = speculate
     if speculate not in (None, "ngram"):
-        draft = Model.load(find_model(str(speculate)), cache_dtype=cache_dtype)
+        draft = Model.load(find_model(str(speculate)), cache_dtype=cache_dtype, activations=activations)
     engine = Engine(
         model,
         shown,

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from whit.engine.jit import TinyJit
-from whit.helpers import ArgumentError
+from whit.helpers import ArgumentError, ceildiv
 from whit.llm.arch import Config, check_tensors, read_config
-from whit.llm.attention import attend, rotate, seen_by
+from whit.llm.attention import BLOCK, attend, rotate, seen_by
+from whit.nn.block_products import multiply
 from whit.nn.blocks import decode
 from whit.nn.gguf import GGUF, open_gguf
 from whit.tensor import Tensor
@@ -27,18 +28,21 @@ from whit.uop import UOp, dtypes
 from whit.uop.dtype import to_dtype
 
 CHUNK = 512  # the most tokens of a sequence in one pass
+ACTIVATIONS = ("float32", "int8")  # what vectors are where they meet weights in blocks
 _CACHE_TYPES = ("float16", "bfloat16", "float32")
 
 
 class Matrix:
-    """A weight (rows, columns) as the file has it, and its bias."""
+    """A weight (rows, columns) as the file has it, and its bias. `rounds`: vectors are rounded to 8 bits
+    where they meet weights in blocks (nn.block_products)."""
 
-    def __init__(self, gguf: GGUF, name: str) -> None:
+    def __init__(self, gguf: GGUF, name: str, rounds: bool) -> None:
         entry = gguf.tensors[f"{name}.weight"]
         self.type = entry.type
         self.rows, self.columns = entry.shape
         self.raw = gguf.raw(f"{name}.weight") if entry.type.dtype is None else gguf.load(f"{name}.weight")
         self.bias = _vector(gguf, f"{name}.bias")
+        self.rounds = rounds and entry.type.dtype is None
 
     def values(self, raw: Tensor) -> Tensor:
         """Rows as float32 (…, columns)."""
@@ -46,7 +50,10 @@ class Matrix:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x (…, columns) -> (…, rows)."""
-        out = x.matmul(self.values(self.raw).transpose(-1, -2))
+        if self.rounds:
+            out = multiply(x, self.raw, self.type)
+        else:
+            out = x.matmul(self.values(self.raw).transpose(-1, -2))
         return out if self.bias is None else out + self.bias
 
     def take(self, numbers: Tensor) -> Tensor:
@@ -61,7 +68,7 @@ def _vector(gguf: GGUF, name: str) -> Tensor | None:
 class Layer:
     """The weights of one layer by name; absent ones are None."""
 
-    def __init__(self, gguf: GGUF, number: int) -> None:
+    def __init__(self, gguf: GGUF, number: int, rounds: bool) -> None:
         self.matrices: dict[str, Matrix] = {}
         self.vectors: dict[str, Tensor] = {}
         start = f"blk.{number}."
@@ -72,19 +79,19 @@ class Layer:
             if "norm" in short:
                 self.vectors[f"{short}.{kind}"] = gguf.load(name).cast(dtypes.float32)
             elif kind == "weight":
-                self.matrices[short] = Matrix(gguf, f"{start}{short}")
+                self.matrices[short] = Matrix(gguf, f"{start}{short}", rounds)
 
 
 class Cache:
     """Keys and values of `slots` sequences of up to `context` positions, and the plans that use them.
 
-    A few positions more than `context` exist: a padded chunk ends there, and rows that pad a batch write
-    there.
+    A few positions more than `context` exist: a padded chunk ends there, rows that pad a batch write there,
+    and positions are read in blocks of `attention.BLOCK`.
     """
 
     def __init__(self, model: Model, slots: int, context: int) -> None:
         self.slots, self.context = slots, context
-        self.capacity = context + CHUNK
+        self.capacity = context + CHUNK + BLOCK
         config = model.config
         self.dtype = model.cache_dtype
         heads, keys, values = config.kv_heads, config.head_dim, config.value_dim
@@ -131,7 +138,19 @@ def _bytes_of(tensor: Tensor) -> int:
 class Model:
     """A loaded model. `config` has its numbers, `gguf` its file."""
 
-    def __init__(self, gguf: GGUF, context: int | None = None, cache_dtype: str = "float16") -> None:
+    def __init__(
+        self,
+        gguf: GGUF,
+        context: int | None = None,
+        cache_dtype: str = "float16",
+        activations: str = "float32",
+    ) -> None:
+        if activations not in ACTIVATIONS:
+            raise ArgumentError(
+                f"activations {activations!r}",
+                because="vectors meet weights in blocks as they are or rounded to 8 bits",
+                fix=f"one of {ACTIVATIONS}",
+            )
         if cache_dtype not in _CACHE_TYPES:
             raise ArgumentError(
                 f"cache_dtype {cache_dtype!r}",
@@ -150,24 +169,34 @@ class Model:
         self.context = context or most
         self.cache_dtype = to_dtype(cache_dtype)
         config = self.config
-        self.embedding = Matrix(gguf, "token_embd")
-        self.output = Matrix(gguf, "output") if "output.weight" in gguf.tensors else self.embedding
-        self.places = Matrix(gguf, "position_embd") if config.arch.learned_positions else None
-        self.layers = [Layer(gguf, number) for number in range(config.layers)]
+        rounds = activations == "int8"
+        self.embedding = Matrix(gguf, "token_embd", rounds)
+        self.output = Matrix(gguf, "output", rounds) if "output.weight" in gguf.tensors else self.embedding
+        self.places = Matrix(gguf, "position_embd", rounds) if config.arch.learned_positions else None
+        self.layers = [Layer(gguf, number, rounds) for number in range(config.layers)]
         self.norm = {
             kind: v for kind in ("weight", "bias") if (v := _vector(gguf, f"output_norm.{kind}")) is not None
         }
         self.frequencies = self._frequencies()
 
     @classmethod
-    def load(cls, path: str | Path, *, context: int | None = None, cache_dtype: str = "float16") -> Model:
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        context: int | None = None,
+        cache_dtype: str = "float16",
+        activations: str = "float32",
+    ) -> Model:
         """Open a GGUF file. Its weights are mapped, and read when they are used.
 
-        context: the most positions of a sequence (default: what the model was trained for)
+        context:     the most positions of a sequence (default: what the model was trained for)
+        activations: what vectors are where they meet weights in blocks: "float32", or "int8", rounded to 8
+                     bits as llama.cpp does: faster, and less exact
         Errors:  FileError, FileFormatError (broken file, unknown architecture, missing or unexpected
-                 tensors), ArgumentError for a context or cache_dtype that cannot be
+                 tensors), ArgumentError for a context, cache_dtype or activations that cannot be
         """
-        return cls(open_gguf(path), context, cache_dtype)
+        return cls(open_gguf(path), context, cache_dtype, activations)
 
     @property
     def vocab_size(self) -> int:
@@ -293,20 +322,35 @@ def _check(
 
 def _spans(
     config: Config, cache: Cache, firsts: list[int], slots: list[int], count: int
-) -> tuple[list[UOp], list[UOp], UOp, UOp, Tensor | None, Tensor | None]:
-    """Where rows lie in the cache, as bound variables: (starts, slots, low, span, positions, slots); low +
-    span is the furthest start, and nothing before low is in a window. One row needs no tensors."""
-    limit = cache.capacity - count
+) -> tuple[list[UOp], list[UOp], Span, Tensor | None, Tensor | None]:
+    """Where rows lie in the cache, as bound variables: (starts, slots, span, positions, slots). One row needs
+    no tensors."""
+    limit = cache.capacity - BLOCK - count
     lots = [UOp.variable(f"slot{n}", 0, max(cache.slots - 1, 1)).bind(slot) for n, slot in enumerate(slots)]
     starts = [UOp.variable(f"start{n}", 0, limit).bind(first) for n, first in enumerate(firsts)]
     real = [first for first in firsts if first < cache.context] or firsts
     low = max(0, min(real) - config.window + 1) if config.window else 0
     span = max(real) - low
     widest = min(config.window, limit) if config.window and len(firsts) == 1 else limit
-    bounds = UOp.variable("low", 0, limit).bind(low), UOp.variable("span", 0, widest).bind(span)
+    bounds = Span(
+        UOp.variable("low", 0, limit).bind(low),
+        UOp.variable("span", 0, widest).bind(span),
+        UOp.variable("reach", 1, ceildiv(limit + count, BLOCK)).bind(ceildiv(low + span + count, BLOCK)),
+        UOp.variable("near", 1, ceildiv(widest + count, BLOCK)).bind(ceildiv(span + count, BLOCK)),
+    )
     if len(firsts) == 1:
-        return starts, lots, *bounds, None, None
-    return starts, lots, *bounds, _numbers(firsts), _numbers(slots)
+        return starts, lots, bounds, None, None
+    return starts, lots, bounds, _numbers(firsts), _numbers(slots)
+
+
+class Span(NamedTuple):
+    """What a pass reads of the cache: low + span is the furthest start, and nothing before low is in a
+    window; `reach` blocks of positions are read from 0 on, `near` from low on."""
+
+    low: UOp
+    span: UOp
+    reach: UOp
+    near: UOp
 
 
 def _numbers(values: Iterable[int]) -> Tensor:
@@ -332,8 +376,7 @@ class _Step:
         tokens: Tensor,
         starts: list[UOp],
         slots: list[UOp],
-        low: UOp,
-        span: UOp,
+        span: Span,
         firsts: Tensor | None,
         lots: Tensor | None,
         wanted: Tensor | bool,
@@ -342,10 +385,10 @@ class _Step:
         batch, count = tokens.shape
         steps = Tensor.arange(count, dtype=dtypes.int32).reshape(1, count)
         if firsts is None:
-            positions = steps + (low + span)
+            positions = steps + (span.low + span.span)
         else:
             positions = steps + firsts.reshape(batch, 1)  # (B, T)
-        where = _Where(starts, slots, low, span, positions, lots, self._turns(positions))
+        where = _Where(starts, slots, span, positions, lots, self._turns(positions))
         x = model.embedding.take(tokens) * config.embedding_scale  # (B, T, dim)
         if model.places is not None:
             x = x + model.places.take(positions)
@@ -410,15 +453,16 @@ class _Step:
             q, k = rotate(q, *where.turns[local], neighbours), rotate(k, *where.turns[local], neighbours)
         keys, values = cache.keys[number], cache.values[number]
         for row, (slot, first) in enumerate(zip(where.slots, where.starts)):
-            first = where.low + where.span if batch == 1 else first
+            first = where.span.low + where.span.span if batch == 1 else first
             keys[slot, :, first : first + count] = k[row]
             values[slot, :, first : first + count] = v[row]
-        low, window = (where.low, config.window) if local else (0, 0)
-        stop = where.low + where.span + count
+        low, blocks, window = (
+            (where.span.low, where.span.near, config.window) if local else (0, where.span.reach, 0)
+        )
         part = where.slots[0] if where.lots is None else None
-        k, v = (_stretch(memory, part, where.lots, low, stop) for memory in (keys, values))
-        seen = seen_by(where.positions, low, k.shape[2], window) if batch > 1 or count > 1 else None
-        out = attend(q, k, v, config.attention_scale, cap=config.attention_cap, seen=seen)
+        k, v = (_stretch(memory, part, where.lots, low, blocks) for memory in (keys, values))
+        seen = seen_by(where.positions, low, blocks, window)
+        out = attend(q, k, v, config.attention_scale, seen, cap=config.attention_cap)
         return layer.matrices["attn_output"](out.transpose(1, 2).reshape(batch, count, -1))
 
     def queries_keys_values(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -467,22 +511,22 @@ class _Where:
         self,
         starts: list[UOp],
         slots: list[UOp],
-        low: UOp,
-        span: UOp,
+        span: Span,
         positions: Tensor,
         lots: Tensor | None,
         turns: dict[bool, tuple[Tensor, Tensor]],
     ) -> None:
-        self.starts, self.slots, self.low, self.span = starts, slots, low, span
+        self.starts, self.slots, self.span = starts, slots, span
         self.positions, self.lots, self.turns = positions, lots, turns
 
 
-def _stretch(memory: Tensor, slot: UOp | None, lots: Tensor | None, low: Any, stop: Any) -> Tensor:
-    """Positions low … stop of one slot, or of several: (B, heads, positions, size)."""
-    if slot is not None:
-        return memory[slot : slot + 1, :, low:stop]
-    assert lots is not None, "several rows name their slots in a tensor"
-    return memory[:, :, low:stop].take(lots, 0)
+def _stretch(memory: Tensor, slot: UOp | None, lots: Tensor | None, low: Any, blocks: UOp) -> Tensor:
+    """Blocks of positions from `low` on of one slot, or of several: (B, heads, blocks, positions, size)."""
+    memory = memory if slot is None else memory[slot : slot + 1]
+    part = memory[:, :, low : low + blocks * BLOCK]
+    if lots is not None:
+        part = part.take(lots, 0)
+    return part.reshape(part.shape[0], part.shape[1], blocks, BLOCK, part.shape[3])
 
 
 def _active(x: Tensor, kind: str) -> Tensor:

@@ -124,7 +124,9 @@ def decode(raw: Tensor, type: BlockType) -> Tensor:
     if type.dtype is not None:
         return raw.bitcast(type.dtype)
     lead, count = raw.shape[:-1], raw.shape[-1] // type.nbytes
-    values = _DECODERS[type.name](raw.reshape(*lead, count, type.nbytes))
+    blocks = raw.reshape(*lead, count, type.nbytes)
+    found = _PARTS.get(type.name)
+    values = _DECODERS[type.name](blocks) if found is None else found(blocks).values()
     return values.reshape(*lead, count * type.elements)
 
 
@@ -160,6 +162,38 @@ def _where(condition: Any, yes: Any, no: Any) -> Tensor:
     return chosen
 
 
+class Parts(NamedTuple):
+    """What blocks hold: scale * (q - less) + more, with small whole numbers q (…, blocks, numbers), or in
+    groups (…, blocks, groups, numbers). A block or a group has one scale, and one `more` if its type has any.
+    """
+
+    scale: Tensor
+    q: Tensor
+    less: int = 0
+    more: Tensor | None = None
+
+    def values(self) -> Tensor:
+        scaled = self.scale * _number(self.q, self.less)
+        return scaled if self.more is None else scaled + self.more
+
+
+def parts(raw: Tensor, type: BlockType) -> Parts | None:
+    """The whole numbers and scales in blocks of bytes, (…, blocks, groups, numbers) and
+    (…, blocks, groups, 1); None for types that have none: plain numbers, and those whose entries come from
+    codebooks."""
+    if type.name not in _PARTS:
+        return None
+    lead, count = raw.shape[:-1], raw.shape[-1] // type.nbytes
+    found = _PARTS[type.name](raw.reshape(*lead, count, type.nbytes))
+    groups = found.q.shape[-2] if found.q.ndim == len(lead) + 3 else 1
+    scale, q, more = [
+        None if t is None else t.reshape(*lead, count, groups, t.shape[-1])
+        for t in (found.scale, found.q, found.more)
+    ]
+    assert scale is not None and q is not None
+    return Parts(scale, q, found.less, more)
+
+
 def _number(q: Tensor, less: int = 0) -> Tensor:
     """Small whole numbers as float32, less a constant."""
     value = q.cast(dtypes.float32)
@@ -179,24 +213,24 @@ def _fifth_bits(b: Tensor, at: int) -> Tensor:
     return (word.rshift(_steps(32, 1, 0)) & 1).lshift(4)
 
 
-def _q4_0(b: Tensor) -> Tensor:
-    return _half(b, 0) * _number(_nibbles(b, 2), 8)
+def _q4_0(b: Tensor) -> Parts:
+    return Parts(_half(b, 0), _nibbles(b, 2), 8)
 
 
-def _q4_1(b: Tensor) -> Tensor:
-    return _half(b, 0) * _number(_nibbles(b, 4)) + _half(b, 2)
+def _q4_1(b: Tensor) -> Parts:
+    return Parts(_half(b, 0), _nibbles(b, 4), more=_half(b, 2))
 
 
-def _q5_0(b: Tensor) -> Tensor:
-    return _half(b, 0) * _number(_nibbles(b, 6) | _fifth_bits(b, 2), 16)
+def _q5_0(b: Tensor) -> Parts:
+    return Parts(_half(b, 0), _nibbles(b, 6) | _fifth_bits(b, 2), 16)
 
 
-def _q5_1(b: Tensor) -> Tensor:
-    return _half(b, 0) * _number(_nibbles(b, 8) | _fifth_bits(b, 4)) + _half(b, 2)
+def _q5_1(b: Tensor) -> Parts:
+    return Parts(_half(b, 0), _nibbles(b, 8) | _fifth_bits(b, 4), more=_half(b, 2))
 
 
-def _q8_0(b: Tensor) -> Tensor:
-    return _half(b, 0) * _bytes(b, 2, 32).bitcast(dtypes.int8).cast(dtypes.float32)
+def _q8_0(b: Tensor) -> Parts:
+    return Parts(_half(b, 0), _bytes(b, 2, 32).bitcast(dtypes.int8))
 
 
 # ---- 256 numbers a block -----------------------------------------------------------------------------------
@@ -216,30 +250,30 @@ def _six_bits(b: Tensor, at: int) -> tuple[Tensor, Tensor]:
     return _number(scales).reshape(*shape), _number(minima).reshape(*shape)
 
 
-def _scaled_groups(b: Tensor, q: Tensor) -> Tensor:
+def _scaled_groups(b: Tensor, q: Tensor) -> Parts:
     """d * scale * q - m * minimum for eight groups of 32: q is (…, blocks, 8, 32)."""
     scales, minima = _six_bits(b, 4)
     d, m = _half(b, 0).unsqueeze(-1) * scales, _half(b, 2).unsqueeze(-1) * minima
-    return d * _number(q) - m
+    return Parts(d, q, more=-m)
 
 
-def _q4_k(b: Tensor) -> Tensor:
+def _q4_k(b: Tensor) -> Parts:
     return _scaled_groups(b, _fields(_bytes(b, 16, 4, 1, 32), 2, 4).reshape(*b.shape[:-1], 8, 32))
 
 
-def _q5_k(b: Tensor) -> Tensor:
+def _q5_k(b: Tensor) -> Parts:
     low = _fields(_bytes(b, 48, 4, 1, 32), 2, 4).reshape(*b.shape[:-1], 8, 32)
     return _scaled_groups(b, low | _fields(_bytes(b, 16, 1, 32), 8, 1).lshift(4))
 
 
-def _q6_k(b: Tensor) -> Tensor:
+def _q6_k(b: Tensor) -> Parts:
     """Two halves of 128: numbers 0 to 63 have the low nibbles of 64 bytes, the others the high ones; the
     upper two bits are the four fields of 32 bytes. Sixteen numbers share a scale."""
     lead = b.shape[:-1]
     low = _fields(_bytes(b, 0, 2, 1, 64), 2, 4).reshape(*lead, 2, 4, 32)
     high = _fields(_bytes(b, 128, 2, 1, 32), 4, 2)
     scales = _half(b, 208) * _bytes(b, 192, 16).bitcast(dtypes.int8).cast(dtypes.float32)
-    return scales.unsqueeze(-1) * _number(low | high.lshift(4), 32).reshape(*lead, 16, 16)
+    return Parts(scales.unsqueeze(-1), (low | high.lshift(4)).reshape(*lead, 16, 16), 32)
 
 
 def _two_bits(b: Tensor, at: int) -> Tensor:
@@ -247,13 +281,13 @@ def _two_bits(b: Tensor, at: int) -> Tensor:
     return _fields(_bytes(b, at, 2, 1, 32), 4, 2).reshape(*b.shape[:-1], 16, 16)
 
 
-def _q2_k(b: Tensor) -> Tensor:
+def _q2_k(b: Tensor) -> Parts:
     scales = _bytes(b, 0, 16, 1)
     d, m = _half(b, 80).unsqueeze(-1), _half(b, 82).unsqueeze(-1)
-    return d * _number(scales & 15) * _number(_two_bits(b, 16)) - m * _number(scales.rshift(4))
+    return Parts(d * _number(scales & 15), _two_bits(b, 16), more=-(m * _number(scales.rshift(4))))
 
 
-def _q3_k(b: Tensor) -> Tensor:
+def _q3_k(b: Tensor) -> Parts:
     """A third bit in 32 bytes of masks, where 0 means minus four; scales of six bits: nibbles in eight bytes,
     low ones first, and the upper bits in the four fields of four bytes."""
     lead = b.shape[:-1]
@@ -261,7 +295,7 @@ def _q3_k(b: Tensor) -> Tensor:
     low = _fields(_bytes(b, 96, 1, 8), 2, 4).reshape(*lead, 16)
     high = _fields(_bytes(b, 104, 1, 4), 4, 2).reshape(*lead, 16)
     scales = _half(b, 108) * _number(low | high.lshift(4), 32)
-    return scales.unsqueeze(-1) * _number(_two_bits(b, 32) | third.lshift(2), 4)
+    return Parts(scales.unsqueeze(-1), _two_bits(b, 32) | third.lshift(2), 4)
 
 
 def _word(b: Tensor, at: int, count: int, dtype: DType) -> Tensor:
@@ -275,15 +309,15 @@ def _run(bytes_: Tensor, count: int, bits: int) -> Tensor:
     return found.reshape(*bytes_.shape[:-1], bytes_.shape[-1] * count)
 
 
-def _q8_1(b: Tensor) -> Tensor:
+def _q8_1(b: Tensor) -> Parts:
     """As Q8_0, with the scale times the sum of q behind the scale."""
-    return _half(b, 0) * _bytes(b, 4, 32).bitcast(dtypes.int8).cast(dtypes.float32)
+    return Parts(_half(b, 0), _bytes(b, 4, 32).bitcast(dtypes.int8))
 
 
-def _q8_k(b: Tensor) -> Tensor:
+def _q8_k(b: Tensor) -> Parts:
     """A scale that is a float32; sums of each 16 numbers at the end."""
     scale = b[..., :4].bitcast(dtypes.float32)
-    return scale * _bytes(b, 4, 256).bitcast(dtypes.int8).cast(dtypes.float32)
+    return Parts(scale, _bytes(b, 4, 256).bitcast(dtypes.int8))
 
 
 def _q1_0(b: Tensor) -> Tensor:
@@ -291,19 +325,18 @@ def _q1_0(b: Tensor) -> Tensor:
     return _where(_run(_bytes(b, 2, 16), 8, 1) == 0, -scale, scale)
 
 
-def _q2_0(b: Tensor) -> Tensor:
-    return _half(b, 0) * _number(_run(_bytes(b, 2, 16), 4, 2), 1)
+def _q2_0(b: Tensor) -> Parts:
+    return Parts(_half(b, 0), _run(_bytes(b, 2, 16), 4, 2), 1)
 
 
-# ---- three values a number
-# -----------------------------------------------------------------------------------
+# ---- three values a number ---------------------------------------------------------------------------------
 
 
-def _tq1_0(b: Tensor) -> Tensor:
+def _tq1_0(b: Tensor) -> Parts:
     """Five numbers a byte in base three: 32 bytes, then 16, then four numbers in each of four bytes. A byte
     is a fraction of 256, of which multiplications by three bring out one digit after the other."""
     digits = [_digits(_bytes(b, at, 1, n), count) for at, n, count in ((0, 32, 5), (32, 16, 5), (48, 4, 4))]
-    return _half(b, 52) * _number(digits[0].cat(*digits[1:], dim=-1), 1)
+    return Parts(_half(b, 52), digits[0].cat(*digits[1:], dim=-1), 1)
 
 
 def _digits(bytes_: Tensor, count: int) -> Tensor:
@@ -314,12 +347,11 @@ def _digits(bytes_: Tensor, count: int) -> Tensor:
     return (fraction * 3).rshift(8).flatten(-2)
 
 
-def _tq2_0(b: Tensor) -> Tensor:
-    return _half(b, 64) * _number(_two_bits(b, 0), 1).flatten(-2)
+def _tq2_0(b: Tensor) -> Parts:
+    return Parts(_half(b, 64), _two_bits(b, 0).flatten(-2), 1)
 
 
-# ---- values from a list
-# ---------------------------------------------------------------------------------------
+# ---- values from a list ------------------------------------------------------------------------------------
 
 _STEPS_4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
@@ -334,21 +366,20 @@ def _listed(q: Tensor) -> Tensor:
         .rshift((q & 3) * 8)
         .cast(dtypes.uint8)
         .bitcast(dtypes.int8)
-        .cast(dtypes.float32)
     )
 
 
-def _iq4_nl(b: Tensor) -> Tensor:
-    return _half(b, 0) * _listed(_nibbles(b, 2))
+def _iq4_nl(b: Tensor) -> Parts:
+    return Parts(_half(b, 0), _listed(_nibbles(b, 2)))
 
 
-def _iq4_xs(b: Tensor) -> Tensor:
+def _iq4_xs(b: Tensor) -> Parts:
     """Eight scales of six bits: nibbles, and a word of upper bits."""
     low = _run(_bytes(b, 4, 4), 2, 4)
     high = _word(b, 2, 1, dtypes.uint16).rshift(_steps(8, 2, 0)) & 3
     scales = _half(b, 0) * _number(low | high.lshift(4), 32)
     q = _fields(_bytes(b, 8, 8, 1, 16), 2, 4).reshape(*b.shape[:-1], 8, 32)
-    return scales.unsqueeze(-1) * _listed(q)
+    return Parts(scales.unsqueeze(-1), _listed(q))
 
 
 def _doubled_e2m1(q: Tensor) -> Tensor:
@@ -356,28 +387,26 @@ def _doubled_e2m1(q: Tensor) -> Tensor:
     exponent = q.rshift(1) & 3
     lead = (exponent != 0).cast(dtypes.uint32)
     size = ((q & 1) | lead.lshift(1)).lshift(exponent - lead).cast(dtypes.int32)
-    return _where(q & 8 == 0, size, -size).cast(dtypes.float32)
+    return _where(q & 8 == 0, size, -size)
 
 
-def _mxfp4(b: Tensor) -> Tensor:
+def _mxfp4(b: Tensor) -> Parts:
     """The scale is a power of two, 2^(e - 128); the least two are denormal."""
     e = _bytes(b, 0, 1).cast(dtypes.uint32)
     bits = _where(e < 2, Tensor(1 << 21, dtype=dtypes.uint32).lshift(e), (e - 1).lshift(23))
-    return bits.bitcast(dtypes.float32) * _doubled_e2m1(_nibbles(b, 1))
+    return Parts(bits.bitcast(dtypes.float32), _doubled_e2m1(_nibbles(b, 1)))
 
 
-def _nvfp4(b: Tensor) -> Tensor:
+def _nvfp4(b: Tensor) -> Parts:
     """Four groups of 16 with scales of type E4M3, halved; 127 is 0. As a half the scale is 2^-8 of what it
     is."""
     e = _bytes(b, 0, 4)
     scale = (e & 127).cast(dtypes.uint16).lshift(7).bitcast(dtypes.float16).cast(dtypes.float32) * 128.0
-    return _where(e == 127, 0.0, scale).unsqueeze(-1) * _doubled_e2m1(
-        _fields(_bytes(b, 4, 4, 1, 8), 2, 4).reshape(*b.shape[:-1], 4, 16)
-    )
+    q = _fields(_bytes(b, 4, 4, 1, 8), 2, 4).reshape(*b.shape[:-1], 4, 16)
+    return Parts(_where(e == 127, 0.0, scale).unsqueeze(-1), _doubled_e2m1(q))
 
 
-# ---- codebooks
-# ------------------------------------------------------------------------------------------------
+# ---- codebooks ---------------------------------------------------------------------------------------------
 
 
 def _entries(name: str, places: Tensor, count: int, bits: int) -> Tensor:
@@ -481,11 +510,12 @@ def _iq1_m(b: Tensor) -> Tensor:
     return _iq1(scale, places, upper & 8 != 0)
 
 
-_DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
+_PARTS: dict[str, Callable[[Tensor], Parts]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q8_1": _q8_1,
-    "Q1_0": _q1_0, "Q2_0": _q2_0, "Q8_K": _q8_k,
-    "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
+    "Q2_0": _q2_0, "Q8_K": _q8_k, "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
     "TQ1_0": _tq1_0, "TQ2_0": _tq2_0, "MXFP4": _mxfp4, "NVFP4": _nvfp4, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs,
-    "IQ2_XXS": _iq2_xxs, "IQ2_XS": _iq2_xs, "IQ2_S": _iq2_s, "IQ3_XXS": _iq3_xxs, "IQ3_S": _iq3_s,
-    "IQ1_S": _iq1_s, "IQ1_M": _iq1_m,
+}  # fmt: skip
+_DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "Q1_0": _q1_0, "IQ2_XXS": _iq2_xxs, "IQ2_XS": _iq2_xs, "IQ2_S": _iq2_s, "IQ3_XXS": _iq3_xxs,
+    "IQ3_S": _iq3_s, "IQ1_S": _iq1_s, "IQ1_M": _iq1_m,
 }  # fmt: skip

@@ -130,11 +130,25 @@ def _or(u: UOp) -> Bounds | None:
     return (max(a, c), (1 << max(int(b), int(d)).bit_length()) - 1) if a >= 0 and c >= 0 else None
 
 
+def _xor(u: UOp) -> Bounds | None:
+    (a, b), (c, d) = u.src[0].bounds, u.src[1].bounds
+    if u.dtype.is_bool or a < 0 or c < 0:
+        return None
+    return 0, (1 << max(int(b), int(d)).bit_length()) - 1
+
+
+def _shl(u: UOp) -> Bounds | None:
+    (a, b), (c, d) = u.src[0].bounds, u.src[1].bounds
+    if not 0 <= c <= d < 64 or a < 0 or int(b) << int(d) > u.dtype.max:
+        return None
+    return int(a) << int(c), int(b) << int(d)
+
+
 def _shr(u: UOp) -> Bounds | None:
     (a, b), (c, d) = u.src[0].bounds, u.src[1].bounds
-    if c != d or not 0 <= c < 64:
+    if not 0 <= c <= d < 64 or (c != d and a < 0):
         return None
-    return int(a) >> int(c), int(b) >> int(c)
+    return int(a) >> int(d), int(b) >> int(c)
 
 
 def _where(u: UOp) -> Bounds:
@@ -162,7 +176,8 @@ _RULES: dict[Op, Callable[[UOp], Bounds | None]] = {
     Ops.FLOORDIV: _floordiv, Ops.FLOORMOD: _floormod, Ops.TRUNCDIV: _truncdiv, Ops.TRUNCMOD: _truncmod,
     Ops.MAX: _corners(lambda x, y: max(x, y)), Ops.MIN: _corners(lambda x, y: min(x, y)),
     Ops.CMPLT: _compare(_lt), Ops.CMPLE: _compare(_le), Ops.CMPEQ: _compare(_eq), Ops.CMPNE: _compare(_ne),
-    Ops.AND: _and, Ops.OR: _or, Ops.SHR: _shr, Ops.WHERE: _where, Ops.CAST: _cast, Ops.RANGE: _range,
+    Ops.AND: _and, Ops.OR: _or, Ops.XOR: _xor, Ops.SHL: _shl, Ops.SHR: _shr, Ops.WHERE: _where,
+    Ops.CAST: _cast, Ops.RANGE: _range,
     Ops.VAR: lambda u: (u.arg.min, u.arg.max), Ops.BIND: lambda u: (u.src[0].arg.min, u.src[0].arg.max),
     Ops.SPECIAL: lambda u: (0, u.arg.size - 1), Ops.IOTA: lambda u: (0, max(0, u.arg - 1)),
     Ops.RESHAPE: lambda u: u.src[0].bounds, Ops.BROADCAST: lambda u: u.src[0].bounds,
