@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from whit.helpers import TRAINING, ArgumentError, DTypeError, ShapeError, prod
 from whit.tensor.base import check_devices
+from whit.tensor.decompositions import DecompositionMixin
 from whit.tensor.indexing import NARROW
-from whit.tensor.linalg import LinalgMixin
 from whit.tensor.resize import resize_linear, resize_nearest
 from whit.tensor.selection import iota, plain
 from whit.tensor.windows import (
@@ -29,7 +29,7 @@ from whit.uop.uop import show_shape
 Size = int | Sequence[int]
 
 
-class FunctionalMixin(LinalgMixin):
+class FunctionalMixin(DecompositionMixin):
     """Methods of the functional family."""
 
     def sequential(self, layers: Sequence[Callable[[Any], Any]]) -> Self:
