@@ -283,3 +283,21 @@ def test_gradients_of_the_wrong_form() -> None:
         y = Tensor.empty(1, 2).custom_kernel(x, fxn=cumsum, grad_fxn=function)[0]
         with pytest.raises(error):
             y.sum().backward()
+
+
+def test_what_is_written_beside_is_kept_for_who_holds_it() -> None:
+    values = rng.normal(size=(4, 6)).astype(np.float32)
+    x = Tensor(values, requires_grad=True)
+
+    def gradient(gradients: list[Tensor], tensors: list[Tensor]) -> list[Tensor | None]:
+        return [None, tensors[1].eq(tensors[2].unsqueeze(1)).where(gradients[1].unsqueeze(1), 0.0), None]
+
+    low, _, high = Tensor.empty(4).custom_kernel(x, Tensor.empty(4), fxn=extremes, grad_fxn=gradient)
+    shown = high.reshape(2, 2)
+    low.realize()
+    start = GlobalCounters.kernel_count
+    np.testing.assert_array_equal(shown.numpy(), values.max(1).reshape(2, 2))
+    assert GlobalCounters.kernel_count == start
+    shown.sum().backward()  # it knows what it was computed from
+    assert x.grad is not None
+    np.testing.assert_array_equal(x.grad.numpy(), values == values.max(1, keepdims=True))

@@ -323,14 +323,19 @@ def _realize(pending: list[Tensor]) -> None:
         pending += inside
         executed = _pending_writes([t.uop for t in pending])
     roots = [t.uop for t in pending]
-    plan, externals, values = schedule(_bare(roots))
+    beside = [] if executed else _written_beside(pending, roots)
+    plan, externals, values = schedule(_bare([*roots, *beside]))
     overwritten = {memory_of(_overwritten_memory(after)) for after in executed}
     for written in overwritten:
         owned(written)
     memory = execute(plan, externals, values)
     if overwritten:
         _forget_overwritten(overwritten)
-    for tensor, root, result in zip(pending, roots, plan.results, strict=True):
+    for output, result in zip(beside, plan.results[len(roots) :], strict=True):
+        kept = _node_of(memory[result.slot], output, plan.slots[result.slot].size)
+        history.remember(memory_of(kept), output)
+        _become(output, kept)
+    for tensor, root, result in zip(pending, roots, plan.results[: len(roots)], strict=True):
         base = contiguous_view(root)
         if base is not None:
             tensor.uop = _without_writes(root)
@@ -351,6 +356,24 @@ def _realize(pending: list[Tensor]) -> None:
             _become(before, after.became)
     for look in after_computing:
         look(pending, roots)
+
+
+def _written_beside(pending: list[Tensor], roots: list[UOp]) -> list[UOp]:
+    """What kernels written by hand that run now write besides, if a tensor holds it: it will not have to be
+    computed again."""
+    calls = {node for node in UOp.sink(*roots).toposort() if node.op is Ops.CALL}
+    if not calls:
+        return []
+    wanted, known = dict.fromkeys([stripped(root) for root in roots]), {id(t) for t in pending}
+    found: dict[UOp, None] = {}
+    for tensor in Tensor.live:
+        node = tensor.uop
+        while node.op.is_movement:
+            node = node.src[0]
+        is_new = node.op is Ops.OUTPUT and node.became is None and node not in wanted
+        if is_new and node.src[0] in calls and id(tensor) not in known:
+            found[node] = None
+    return list(found)
 
 
 def _bare(roots: list[UOp]) -> list[UOp]:
