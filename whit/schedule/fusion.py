@@ -512,12 +512,9 @@ def _why_realize(node: UOp, places: dict[tuple[int, Place], Home], costs: Costs)
     dear = cost * size >= SMALL_WORK / 10
     if dear and _put_in_scratch(node, places, costs):
         return None
-    if node.op is Ops.REDUCE:
-        reason = _starves_threads(node, places, cost * size)
-        if reason is None and node in costs.contractions and cost * size >= SMALL_WORK:
-            reason = _spoils_tile(node, places, costs)
-        if reason is not None:
-            return reason
+    reason = _harms_loops(node, places, costs)
+    if reason is not None:
+        return reason
     evaluations = 0.0
     for (_, place), home in places.items():
         times = home.evaluations(place)
@@ -532,6 +529,17 @@ def _why_realize(node: UOp, places: dict[tuple[int, Place], Home], costs: Costs)
     if recompute > RELUCTANCE * memory and not _is_padding(node, costs):
         return f"computed {evaluations / size:.4g} times an element at cost {cost:.4g}"
     return None
+
+
+def _harms_loops(node: UOp, places: dict[tuple[int, Place], Home], costs: Costs) -> str | None:
+    """Why the loops of its consumers are no place for a sum."""
+    if node.op is not Ops.REDUCE:
+        return None
+    work = costs.cost[node] * max(1.0, count(node))
+    reason = _starves_threads(node, places, work)
+    if reason is None and node in costs.contractions and work >= SMALL_WORK:
+        reason = _spoils_tile(node, places, costs)
+    return reason
 
 
 def _is_padding(node: UOp, costs: Costs) -> bool:
@@ -565,7 +573,9 @@ def _find_host(
             continue
         if product_of_sizes(frozenset(loops)) != count(node) or len(loops) == len(home.order):
             continue
-        if home.can_hoist(frozenset(loops)) and not _waits_for(home, by_home, fusion):
+        if not home.can_hoist(frozenset(loops)) or _waits_for(home, by_home, fusion):
+            continue
+        if _harms_loops(node, {(number, at[0]): home}, costs) is None:
             return home
     return None
 
