@@ -149,6 +149,25 @@ def gpt_memory(who: str) -> Result:
     return {"figure": status("VmHWM") - base, "base": base}
 
 
+def sort_first(who: str) -> Result:
+    """The first sort in a process, with everything that it compiles."""
+    x = load(who).Tensor(np.random.default_rng(0).normal(size=100_000).astype(np.float32)).realize()
+    return first(lambda: x.sort()[0].realize())
+
+
+def topk_first(who: str) -> Result:
+    """The first selection in a process."""
+    x = load(who).Tensor(np.random.default_rng(0).normal(size=151_936).astype(np.float32)).realize()
+    return first(lambda: x.topk(8)[0].realize())
+
+
+def first(run: Callable[[], Any]) -> Result:
+    """Seconds of a call."""
+    start = time.perf_counter()
+    run()
+    return {"figure": time.perf_counter() - start}
+
+
 PROGRAMS: dict[str, Callable[[str], Result]] = {
     "block": block,
     "resnet": resnet,
@@ -156,6 +175,8 @@ PROGRAMS: dict[str, Callable[[str], Result]] = {
     "replay": replay,
     "gpt_first": gpt_first,
     "gpt_memory": gpt_memory,
+    "sort_first": sort_first,
+    "topk_first": topk_first,
 }
 
 if __name__ == "__main__":

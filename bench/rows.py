@@ -20,8 +20,8 @@ class Goal:
 
 @dataclass(frozen=True)
 class Row:
-    """`work`: a function of bench.kernels or bench.models with `arguments`, raced in a worker process; else
-    `program`: one of bench.programs, or `code`: a line whose process is timed as a whole (less a bare
+    """`work`: a function of bench.kernels, models or algorithms with `arguments`, raced in a worker process;
+    else `program`: one of bench.programs, or `code`: a line whose process is timed as a whole (less a bare
     interpreter's life if `less_bare`). `cache` "cold": the disk caches are empty. `unit`: s or bytes.
     `patience`: seconds that one contender of a race may use."""
 
@@ -139,12 +139,22 @@ COMPILE = [
     ),
     Row("GPT training step, peak memory", within(1.0, "torch"), program="gpt_memory", unit="bytes"),
 ]
+COLD = (Goal((), 2.0, time=True),)
+ALGORITHMS = [
+    Row("sort 100,000 float32", within(5.0, "numpy"), "ordered", (100_000,)),
+    Row("topk(8) of 151,936", within(3.0, "torch"), "greatest", (151_936, 8)),
+    Row("cumsum 1,000,000", within(3.0, "numpy"), "running_sum", (1_000_000,)),
+    Row("svd 64x64", within(10.0, "numpy"), "singular", (64,)),
+    Row("sort 100,000 float32, first, cold", COLD, program="sort_first", cache="cold", rounds=1),
+    Row("topk(8) of 151,936, first, cold", COLD, program="topk_first", cache="cold", rounds=1),
+]
 ROWS = [
     *PRODUCTS,
     *CONVOLUTIONS,
     *STREAMS,
     *ATTENTION,
     *[replace(row, group="models", patience=6.0) for row in MODELS],
+    *[replace(row, group="algorithms") for row in ALGORITHMS],
     *[replace(row, group="start") for row in START],
     *[replace(row, group="compile", rounds=1) for row in COMPILE],
 ]

@@ -37,7 +37,7 @@ def limits(work: Any) -> dict[str, Callable[[], float]]:
 
 def measure(row: Row, rounds: int) -> dict[str, Any]:
     """Samples of every contender and the limits; the values are compared first."""
-    modules = [importlib.import_module(f"bench.{name}") for name in ("kernels", "models")]
+    modules = [importlib.import_module(f"bench.{name}") for name in ("kernels", "models", "algorithms")]
     build = next(getattr(module, row.work) for module in modules if hasattr(module, row.work))
     work = build(*row.arguments)
     names = list(work.contenders)

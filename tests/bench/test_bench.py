@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import growth, kernels, models, peers, table, timing
+from bench import algorithms, growth, kernels, models, peers, table, timing
 from bench.rows import ROWS, Goal, Row, matching
 from whit.engine import probe
 
@@ -32,13 +32,18 @@ SMOKE = {
     "rms_norm": [(6, 40)],
     "attention": [(2, 16, 8), (2, 16, 8, True)],
     "mnist_step": [(4,)],
+    "ordered": [(50,), (500,)],
+    "greatest": [(200, 3)],
+    "running_sum": [(100,)],
+    "singular": [(6,)],
 }
 CASES = [(name, arguments) for name, list_ in SMOKE.items() for arguments in list_]
 
 
 @pytest.mark.parametrize("name, arguments", CASES, ids=str)
 def test_values_at_a_smoke_size(name: str, arguments: tuple[int | str | bool, ...]) -> None:
-    work = getattr(kernels if hasattr(kernels, name) else models, name)(*arguments)
+    module = next(module for module in (kernels, models, algorithms) if hasattr(module, name))
+    work = getattr(module, name)(*arguments)
     if work.check is not None:
         assert work.check() <= work.tolerance
         return
