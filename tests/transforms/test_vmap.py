@@ -125,7 +125,7 @@ def test_narrow_index_dtypes_of_large_batches() -> None:
 
 @pytest.mark.parametrize("name", ["softmax", "matmul", "indices", "sort", "conv2d", "cumsum", "setitem"])
 def test_with_gradients(name: str) -> None:
-    """Gradients per example, gradients through the batch, Jacobians of it and forward mode, against torch.func."""
+    """Gradients per example and through the batch, and forward mode, against torch.func."""
     ours, theirs = FUNCTIONS[name]
     x = torch.tensor(X)
 
