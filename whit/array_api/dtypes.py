@@ -62,9 +62,7 @@ def finfo(type: Any, /) -> FloatLimits:
     """
     dtype = _dtype_of(type, "finfo")
     info = dtypes.finfo(dtype)
-    return FloatLimits(
-        dtype.bitsize, 2.0**-info.mantissa, info.max, -info.max, 2.0 ** (1 - info.bias), dtype
-    )
+    return FloatLimits(dtype.bitsize, 2.0**-info.mantissa, info.max, -info.max, 2.0 ** (1 - info.bias), dtype)
 
 
 def iinfo(type: Any, /) -> IntLimits:

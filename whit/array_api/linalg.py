@@ -174,29 +174,22 @@ def _matrices(what: str, x: Tensor, square: bool = False) -> None:
         )
 
 
-def _made(x: Tensor, name: str, *args: Any) -> Any:
-    """What a method of Tensor gives."""
-    return getattr(x, name)(*args)
-
-
 def cholesky(x: Tensor, /, *, upper: bool = False) -> Tensor:
     """L with x = L L^T (upper: U with x = U^T U) of symmetric positive definite matrices."""
     _matrices("cholesky", x, True)
-    result: Tensor = _made(x, "cholesky", upper)
-    return result
+    return x.cholesky(upper)
 
 
 def det(x: Tensor, /) -> Tensor:
     """Determinants."""
     _matrices("det", x, True)
-    result: Tensor = _made(x, "det")
-    return result
+    return x.det()
 
 
 def eigh(x: Tensor, /) -> Eigh:
     """Eigenvalues and eigenvectors of symmetric matrices."""
     _matrices("eigh", x, True)
-    return Eigh(*_made(x, "eigh"))
+    return Eigh(*x.eigh())
 
 
 def eigvalsh(x: Tensor, /) -> Tensor:
@@ -207,15 +200,13 @@ def eigvalsh(x: Tensor, /) -> Tensor:
 def inv(x: Tensor, /) -> Tensor:
     """Inverse matrices."""
     _matrices("inv", x, True)
-    result: Tensor = _made(x, "inv")
-    return result
+    return x.inv()
 
 
 def matrix_power(x: Tensor, n: int, /) -> Tensor:
     """x times itself n times; a negative n multiplies inverses."""
     _matrices("matrix_power", x, True)
-    result: Tensor = _made(x, "matrix_power", n)
-    return result
+    return x.matrix_power(n)
 
 
 def matrix_rank(x: Tensor, /, *, rtol: Any = None) -> Tensor:
@@ -253,26 +244,25 @@ def pinv(x: Tensor, /, *, rtol: Any = None) -> Tensor:
 def qr(x: Tensor, /, *, mode: str = "reduced") -> QR:
     """Q and R with x = Q R; mode "reduced" or "complete"."""
     _matrices("qr", x)
-    return QR(*_made(x, "qr", mode))
+    return QR(*x.qr(mode))
 
 
 def slogdet(x: Tensor, /) -> SlogDet:
     """Signs of determinants and logarithms of their sizes."""
     _matrices("slogdet", x, True)
-    return SlogDet(*_made(x, "slogdet"))
+    return SlogDet(*x.slogdet())
 
 
 def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
     """The solution of x1 @ y = x2; x2 is one vector, or matrices."""
     _matrices("solve", x1, True)
-    result: Tensor = _made(x1, "solve", x2)
-    return result
+    return x1.solve(x2.unsqueeze(-1)).squeeze(-1) if x2.ndim == 1 else x1.solve(x2)
 
 
 def svd(x: Tensor, /, *, full_matrices: bool = True) -> SVD:
     """Singular values and vectors."""
     _matrices("svd", x)
-    return SVD(*_made(x, "svd", full_matrices))
+    return SVD(*x.svd(full_matrices))
 
 
 def svdvals(x: Tensor, /) -> Tensor:

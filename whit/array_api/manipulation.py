@@ -41,9 +41,20 @@ def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(common_shape(*shapes))  # type: ignore[arg-type]  # plain sizes
 
 
-def expand_dims(x: Tensor, /, axis: int = 0) -> Tensor:
-    """x with an axis of size 1 at a position."""
-    return x.unsqueeze(axis)
+def expand_dims(x: Tensor, /, axis: int | tuple[int, ...] = 0) -> Tensor:
+    """x with an axis of size 1 at a position of the result, or at several."""
+    if isinstance(axis, int):
+        return x.unsqueeze(axis)
+    ndim = x.ndim + len(axis)
+    places = {a + ndim if a < 0 else a for a in axis}
+    if len(places) != len(axis) or not all(0 <= a < ndim for a in places):
+        raise ShapeError(
+            f"expand_dims of {show_shape(x.shape)} at {axis}",
+            because=f"the result has {ndim} axes, and each place is named once",
+            fix="name other places",
+        )
+    sizes = iter(x.shape)
+    return x.reshape(tuple([1 if a in places else next(sizes) for a in range(ndim)]))
 
 
 def flip(x: Tensor, /, *, axis: int | tuple[int, ...] | None = None) -> Tensor:

@@ -148,9 +148,7 @@ def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
     return tuple([found[:, a] for a in range(x.ndim)])
 
 
-def searchsorted(
-    x1: Tensor, x2: Tensor, /, *, side: str = "left", sorter: Tensor | None = None
-) -> Tensor:
+def searchsorted(x1: Tensor, x2: Tensor, /, *, side: str = "left", sorter: Tensor | None = None) -> Tensor:
     """Where x2 would be inserted into the sorted vector x1: before ("left") or behind ("right") its equals.
 
     >>> searchsorted(Tensor([1, 3, 5]), Tensor([3, 4])).tolist()
@@ -158,11 +156,7 @@ def searchsorted(
     """
     if side not in ("left", "right"):
         raise ArgumentError(f"searchsorted(side={side!r})", because="there is no such side", fix='use "left"')
-    if sorter is not None:
-        x1 = x1.take(sorter)
-    place = x2.reshape(*x2.shape, 1)
-    before = x1 < place if side == "left" else x1 <= place
-    return before.sum(-1).cast(dtypes.default_int)
+    return x1.searchsorted(x2, side=side, sorter=sorter).cast(dtypes.default_int)
 
 
 def isin(x1: Tensor, x2: Any, /, *, invert: bool = False) -> Tensor:

@@ -328,4 +328,4 @@ class CreationMixin(SortingMixin):
         rows, columns = self.shape[-2:]
         i, j = self._wrap(iota(rows).reshape((rows, 1))), self._wrap(iota(columns).reshape((1, columns)))
         limit = i + diagonal
-        return (j <= limit if lower else j >= limit).where(self, 0)
+        return (j <= limit if lower else j >= limit).where(self, self.const_like(0))

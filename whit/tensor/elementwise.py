@@ -586,7 +586,11 @@ class ElementwiseMixin(TensorBase):
     # ---- signs and rounding
 
     def sign(self) -> Self:
-        """-1, 0 or 1; NaN stays."""
+        """-1, 0 or 1; NaN stays, and -0.0 gives 0.0."""
+        return self._sign() + 0.0 if self.uop.dtype.is_float else self._sign()
+
+    def _sign(self) -> Self:
+        """`sign` that keeps the sign of zeros."""
         if self.uop.dtype.is_bool or self.uop.dtype.is_unsigned:
             return self.ne(0).cast(self.uop.dtype)
         rest: Any = (
@@ -599,7 +603,7 @@ class ElementwiseMixin(TensorBase):
         """|x|; its gradient at 0 is 0."""
         dtype = self.uop.dtype
         if dtype.is_float:
-            return self * self.sign()
+            return self * self._sign()
         return self if dtype.is_bool or dtype.is_unsigned else (self < 0).where(-self, self)
 
     def trunc(self) -> Self:
@@ -680,7 +684,8 @@ class ElementwiseMixin(TensorBase):
 
     @_in_single
     def cos(self) -> Self:
-        """Cosine of radians, as 1 - 2 sin(x/2)**2: halving is exact, so large arguments lose nothing."""
+        """Cosine of radians, as 1 - 2 sin(x/2)**2: halving is exact, so large arguments lose nothing. The
+        error is one of rounding of 1, also beside the zeros, where it is large for what is left."""
         half = (self._float() * 0.5).sin()
         return 1 - half * half * 2
 
@@ -988,6 +993,44 @@ class ElementwiseMixin(TensorBase):
 
     def __rrshift__(self, other: Any) -> Self:
         return self.rshift(other, True)
+
+    # x += y makes x another tensor; whoever has the old one keeps it
+
+    def __iadd__(self, other: Any) -> Self:
+        return self.__add__(other)
+
+    def __isub__(self, other: Any) -> Self:
+        return self.__sub__(other)
+
+    def __imul__(self, other: Any) -> Self:
+        return self.__mul__(other)
+
+    def __itruediv__(self, other: Any) -> Self:
+        return self.__truediv__(other)
+
+    def __ifloordiv__(self, other: Any) -> Self:
+        return self.__floordiv__(other)
+
+    def __imod__(self, other: Any) -> Self:
+        return self.__mod__(other)
+
+    def __ipow__(self, other: Any) -> Self:
+        return self.__pow__(other)
+
+    def __iand__(self, other: Any) -> Self:
+        return self.__and__(other)
+
+    def __ior__(self, other: Any) -> Self:
+        return self.__or__(other)
+
+    def __ixor__(self, other: Any) -> Self:
+        return self.__xor__(other)
+
+    def __ilshift__(self, other: Any) -> Self:
+        return self.__lshift__(other)
+
+    def __irshift__(self, other: Any) -> Self:
+        return self.__rshift__(other)
 
     def __neg__(self) -> Self:
         return self.neg()

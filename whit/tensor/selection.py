@@ -576,10 +576,10 @@ def _bound(part: Any) -> int | UOp | None:
     uop = part if isinstance(part, UOp) else getattr(part, "uop", None)
     if isinstance(uop, UOp) and uop.dtype is dtypes.index:
         return uop
-    if uop is None and hasattr(part, "__index__"):
+    if hasattr(part, "__index__"):  # the value of a tensor is read now, as the shape depends on it
         return int(part.__index__())
     raise IndexingError(f"slice with {part!r}", because="limits of slices are integers or Variables",
-                        fix="call item() on a tensor to get its value")
+                        fix="pass an integer, or an integer tensor of one element")
 
 
 def _symbolic_slice(start: int | UOp | None, stop: int | UOp | None, size: Sint, axis: int) -> AxisRead:
