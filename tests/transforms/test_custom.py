@@ -277,7 +277,7 @@ def test_checkpoints_take_less_memory() -> None:
     saved, got = peak(whit.checkpoint)
     assert saved < 0.6 * plain, f"{saved} of {plain} bytes"
     for g, w in zip(got, want, strict=True):
-        np.testing.assert_array_equal(g, w)
+        np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-4 * np.abs(w).max())
 
 
 def test_what_a_checkpoint_refuses() -> None:
