@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import sys
@@ -252,6 +253,18 @@ def cache_put(table: str, key: str, body: bytes) -> None:
         _cache_broken = True
         warnings.warn(f"disk cache: cannot write {folder}: {error}. Kernels are compiled anew in each "
                       "process; set WHIT_CACHE to a folder that can be written, or CACHE=0", stacklevel=2)
+
+
+@functools.lru_cache(None)
+def sources_digest(*rooms: str) -> str:
+    """Changes when any source file of these rooms changes, so that nothing stale is taken from the cache."""
+    root = os.path.dirname(os.path.abspath(__file__))
+    digest = blake2b(digest_size=8)
+    for room in rooms:
+        with os.scandir(os.path.join(root, room)) as entries:
+            for name, stat in sorted([(e.name, e.stat()) for e in entries if e.name.endswith(".py")]):
+                digest.update(f"{name}:{stat.st_size}:{stat.st_mtime_ns};".encode())
+    return digest.hexdigest()
 
 
 def write_atomic(path: str | Path, body: bytes) -> None:

@@ -4,16 +4,25 @@ neither codegen nor a compiler."""
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from whit.engine.counters import Work
 from whit.engine.profile import span
-from whit.helpers import BEAM, DEBUG, NOOPT, TUNED, blake2b, cache_get, cache_put, cpu_threads, log
+from whit.helpers import (
+    BEAM,
+    DEBUG,
+    NOOPT,
+    TUNED,
+    blake2b,
+    cache_get,
+    cache_put,
+    cpu_threads,
+    log,
+    sources_digest,
+)
 from whit.runtime.device import Device, Launch, Program
 from whit.uop import Ops, UOp
 from whit.uop.rewrite import timed
@@ -103,21 +112,10 @@ def clear() -> None:
     _kernels.clear()
 
 
-@lru_cache(None)
-def _version() -> str:
-    """Changes when any source file that kernels depend on changes, so that no stale kernel is ever loaded."""
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    digest = blake2b(digest_size=8)
-    for room in ("uop", "codegen", "renderer", "runtime"):
-        with os.scandir(os.path.join(root, room)) as entries:
-            for name, stat in sorted([(e.name, e.stat()) for e in entries if e.name.endswith(".py")]):
-                digest.update(f"{name}:{stat.st_size}:{stat.st_mtime_ns};".encode())
-    return digest.hexdigest()
-
-
 def cache_key(ast: UOp, device: Device) -> str:
     """Name of a kernel's entry in the disk cache: the IR, the machine, the settings and whit's own code."""
-    text = f"{HEADER.format}|{device.target.key}|{device.name}|{BEAM.value}|{NOOPT.value}|{_version()}"
+    code = sources_digest("uop", "codegen", "renderer", "runtime")
+    text = f"{HEADER.format}|{device.target.key}|{device.name}|{BEAM.value}|{NOOPT.value}|{code}"
     if (BEAM or TUNED.value) and ast.op is not Ops.LINEAR:
         from whit.engine.beam import known
 

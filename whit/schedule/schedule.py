@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from whit.helpers import DEBUG, SPEC, ArgumentError, log, round_up
+from whit.schedule import stored
 from whit.schedule.fusion import FEW_ROWS, SMALL_WORK, Home, decide
 from whit.schedule.lower import Kernel, elements, lower
 from whit.schedule.memory import ALIGN, Lifetime, plan
@@ -165,8 +166,20 @@ def schedule(roots: list[UOp]) -> tuple[Schedule, list[UOp], dict[str, int]]:
     if found is None:
         if len(_cache) >= CACHE_ENTRIES:
             _cache.clear()
-        found = _cache[graph.key] = make_schedule(roots, graph.buffers)
+        found = _cache[graph.key] = _stored_or_made(roots, graph)
     return found, graph.buffers, graph.values
+
+
+def _stored_or_made(roots: list[UOp], graph: GraphKey) -> Schedule:
+    name = stored.entry_of(graph.key)
+    if name is None:
+        return make_schedule(roots, graph.buffers)
+    with timed("schedule: read from disk"):
+        found: Schedule | None = stored.read(name)
+    if found is None:
+        found = make_schedule(roots, graph.buffers)
+        stored.write(name, found)
+    return found
 
 
 # ---- construction ------------------------------------------------------------------------------------------
