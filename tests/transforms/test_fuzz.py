@@ -1,5 +1,5 @@
-"""Random tensor programs (tests/integration/programs.py) for many examples at once: under vmap, under vmap and
-the JIT, as a traced function and in a Python loop, all against NumPy; derivatives of smooth ones against
+"""Random tensor programs (tests/integration/programs.py) for many examples at once: under vmap, under vmap
+and the JIT, as a traced function and in a Python loop, all against NumPy; derivatives of smooth ones against
 PyTorch."""
 
 from __future__ import annotations
