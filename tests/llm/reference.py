@@ -249,12 +249,14 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=STEPS, metavar="N", help="tokens of each")
     windows = TEXT_TOKENS // WINDOW
     arguments.add_argument("--windows", type=int, default=windows, metavar="N", help="of the long text")
+    arguments.add_argument("--activations", default="float32", help="of whit: float32 or int8")
     arguments.add_argument("--read", action="store_true", help="read each text in one pass")
     options = arguments.parse_args()
     if options.make:
         make(options.model, options.make, options.threads, options.kind)
         return
-    model = Model.load(options.model, cache_dtype="float16" if options.kind == "default" else "float32")
+    cache = "float16" if options.kind == "default" else "float32"
+    model = Model.load(options.model, cache_dtype=cache, activations=options.activations)
     data = data_of(model, options.kind)
     start = time.perf_counter()
     for line in compare(model, data["runs"][: options.prompts], options.steps, options.read).lines():
