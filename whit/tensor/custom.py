@@ -47,6 +47,11 @@ class CustomMixin(ReduceMixin):
             if not isinstance(tensor, TensorBase):
                 raise ArgumentError(f"custom_kernel of {repr(tensor)[:60]}", because="it takes tensors",
                                     fix="wrap it: Tensor(…)")
+        for name, function in (("fxn", fxn), ("grad_fxn", grad_fxn)):
+            if not (callable(function) or (function is None and name == "grad_fxn")):
+                raise ArgumentError(f"custom_kernel({name}={repr(function)[:60]})",
+                                    because=f"a {type(function).__name__} cannot be called",
+                                    fix="pass a function that builds the kernel")
         check_devices("custom_kernel", *[t.uop for t in tensors])
         kernel = _kernel_of(fxn(*[param(n, unbound(t.shape), t.dtype) for n, t in enumerate(tensors)]))
         verify_kernel(kernel, "given to custom_kernel")
