@@ -87,6 +87,31 @@ def test_jitted_functions_are_looked_into() -> None:
     assert "LOG2 of shape (1,)" in told(lambda: f(Tensor([-1.0])))
 
 
+@pytest.mark.parametrize(
+    "wrap", [whit.vmap, whit.function, whit.checkpoint, lambda f: whit.vmap(whit.vmap(f))]
+)
+def test_lines_inside_of_transforms(wrap: Any) -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x - 1
+        return y.log()  # the inner line
+
+    def run() -> Any:
+        x = Tensor([[0.5, 3.0], [2.0, 4.0]])
+        return (wrap(f)(x) * 2).tolist()
+
+    assert "LOG2 of shape (2, 2) makes NaN at (0, 0)" in told(run) and "# the inner line" in told(run)
+
+
+def test_gradients_inside_of_transforms() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x.sqrt()  # the inner line
+        return y.sum() * 0
+
+    for wrap in (lambda f: f, whit.checkpoint, whit.function):
+        text = told(lambda wrap=wrap: whit.vmap(whit.grad(wrap(f)))(Tensor([[0.0, 1.0]])).tolist())
+        assert "in the gradient of SQRT" in text and "# the inner line" in text
+
+
 def test_what_is_fine() -> None:
     inf = float("inf")
     with detect_nan():

@@ -55,6 +55,8 @@ class _Present(_local):
 
 
 present = _Present()
+# who wants to know which node a transform has made of which
+on_rebuilt: list[Callable[[UOp, UOp], None]] = []
 used = False  # whether any mark was ever made in this process
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from whit.autograd.marks import Given, given, given_output, is_link, stand_in
+from whit.autograd.marks import Given, given, given_output, is_link, on_rebuilt, stand_in
 from whit.autograd.rules import RULES as BACKWARD
 from whit.autograd.rules import total
 from whit.helpers import ArgumentError, prod
@@ -50,6 +50,8 @@ def batch(roots: Sequence[UOp], of: Batch) -> list[Source]:
         sources = [found[s] for s in node.src]
         if any([s.batched for s in sources]):
             found[node] = Source(_rule_of(node.op)(node, sources, of), True)
+            for see in on_rebuilt:
+                see(node, found[node].node)
         else:
             found[node] = Source(node, False)
     return [found[root] for root in roots]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from whit.autograd.gradient import gradient
-from whit.autograd.marks import given, link, transforming
+from whit.autograd.marks import given, link, on_rebuilt, transforming
 from whit.helpers import ArgumentError, DTypeError, ShapeError, prod
 from whit.tensor import Tensor
 from whit.tensor.custom import run
@@ -214,6 +214,8 @@ class _Recompute:
         for node in self.inner:
             src = tuple([new.get(s, s) for s in node.src])
             new[node] = node if src == node.src else node.replace(src=src)
+            for see in on_rebuilt:
+                see(node, new[node])
         return gradient([new[output] for output, _ in known], inputs, after)
 
 

@@ -8,7 +8,7 @@ from _thread import get_ident
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
-from whit.autograd.marks import Given, stand_in, transforming
+from whit.autograd.marks import Given, on_rebuilt, stand_in, transforming
 from whit.engine.jit import Surroundings
 from whit.engine.realize import turn
 from whit.helpers import TRAINING, ArgumentError, prod
@@ -230,6 +230,9 @@ def substituted(roots: Sequence[UOp], changes: dict[UOp, UOp]) -> tuple[UOp, ...
     """The graphs with other inputs, gradient functions included."""
 
     def change(old: UOp, new: UOp) -> UOp:
+        if new is not old:
+            for see in on_rebuilt:
+                see(old, new)
         if old.op is not Ops.CALL or new is old or old.arg.gradient is None:
             return new
         gradient = AppliedGradient(old.arg.gradient, changes)

@@ -74,6 +74,7 @@ class detect_nan(contextlib.ContextDecorator):
         self.exits.enter_context(marks.transforming())
         self._watch(storage.on_put, self._see_data)
         self._watch(on_rule, self._see_rule)
+        self._watch(marks.on_rebuilt, self._see_rebuilt)
         self._watch(before_computing, self._before)
         self._watch(after_computing, self._after)
         return self
@@ -107,6 +108,10 @@ class detect_nan(contextlib.ContextDecorator):
     def _see_rule(self, node: UOp, part: UOp) -> None:
         here = _present()
         self._note(part, _Place(here.file, here.line, node.op.name, self.places.get(node)))
+
+    def _see_rebuilt(self, old: UOp, new: UOp) -> None:
+        if old in self.places:
+            self._note(new, self.places[old])
 
     # ---- values
 
