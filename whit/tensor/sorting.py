@@ -292,8 +292,7 @@ class SortingMixin(ScanMixin):
             parts = self._counted(made, [True, True, False, True])
             parts[2] = parts[2].reshape(*self.shape)
         distinct, first, inverse, counts = parts
-        found = [distinct, *[first] * return_index, *[inverse] * return_inverse, *[counts] * return_counts]
-        return found[0] if len(found) == 1 else tuple(found)
+        return _asked(distinct, (first, return_index), (inverse, return_inverse), (counts, return_counts))
 
     def _counted(self, made: list[UOp], cut: list[bool]) -> list[Self]:
         """Outputs of a kernel that says in the last one how many elements of the others count."""
@@ -314,8 +313,7 @@ class SortingMixin(ScanMixin):
         _, first, inverse, counts = label.unique(return_inverse=True, return_counts=True, return_index=True)
         distinct = rows._pick_slices(first).transpose(0, at)
         return_inverse, return_counts, return_index = options
-        found = [distinct, *[first] * return_index, *[inverse] * return_inverse, *[counts] * return_counts]
-        return found[0] if len(found) == 1 else tuple(found)
+        return _asked(distinct, (first, return_index), (inverse, return_inverse), (counts, return_counts))
 
     def _pick_slices(self, index: Self) -> Self:
         from whit.uop import Ops
@@ -338,8 +336,8 @@ class SortingMixin(ScanMixin):
             outputs = [((n,), flat.uop.dtype), *[((n,), I32)] * 3, ((1,), I32)]
             made = run(_distinct(n, flat.uop.dtype, False), [flat.uop, places.uop], outputs)
             parts = self._counted(made, [True, True, False, True])
-        found = [parts[0], *[parts[2].reshape(*self.shape)] * return_inverse, *[parts[3]] * return_counts]
-        return found[0] if len(found) == 1 else tuple(found)
+        inverse = parts[2].reshape(*self.shape)
+        return _asked(parts[0], (inverse, return_inverse), (parts[3], return_counts))
 
     def bincount(self, weights: Any = None, minlength: int = 0) -> Self:
         """How often each of 0, 1, 2, … occurs (int32), or the sum of the weights there. The length, at least
@@ -445,6 +443,12 @@ class SortingMixin(ScanMixin):
         gradient = Backward(_scatter_backward, type(self))
         made = run(kernel, [x.uop, places.uop], [((x.shape[0], size), x.uop.dtype)], gradient=gradient)[0]
         return self._wrap(made.reshape(shape)).cast(self.uop.dtype)
+
+
+def _asked(first: Any, *others: tuple[Any, bool]) -> Any:
+    """A value alone, or with those that were asked for."""
+    found = [first, *[value for value, is_wanted in others if is_wanted]]
+    return found[0] if len(found) == 1 else tuple(found)
 
 
 # ---- gradients ---------------------------------------------------------------------------------------------

@@ -350,18 +350,21 @@ class Tensor(InterchangeMixin, metaclass=_TensorType):
 
 # elementwise operations, reductions and movement, which are called most, check their arguments themselves
 _GUARDED = """
-    adaptive_avg_pool2d adaptive_max_pool2d arange avg_pool2d batchnorm binary_crossentropy
-    binary_crossentropy_logits broadcast_to cat chunk const_like conv1d conv2d conv3d conv_transpose1d
-    conv_transpose2d conv_transpose3d cosine_similarity cross cross_entropy diag diagonal diff dropout
-    einsum empty empty_like expand eye full full_like gather glorot_uniform huber_loss index_add
-    index_copy index_select interpolate kaiming_normal kaiming_uniform kl_div l1_loss layernorm linspace
-    masked_fill masked_select max_pool2d max_unpool2d meshgrid mse_loss multinomial newton_schulz
-    nll_loss norm normal normalize one_hot ones ones_like pad pad_to pixel_shuffle pixel_unshuffle
-    put_along_dim rand rand_like randint randn randn_like random_bits randperm rearrange repeat
-    repeat_interleave rms_norm roll rot90 round scaled_dot_product_attention scaled_uniform scatter
-    scatter_add scatter_reduce shrink shrink_to smooth_l1_loss sparse_categorical_crossentropy split
-    squeeze stack std std_mean take take_along_dim tensordot topk train tril triu unflatten unfold
-    uniform var var_mean vector_norm zeros zeros_like
+    adaptive_avg_pool2d adaptive_max_pool2d arange argsort avg_pool2d batchnorm binary_crossentropy
+    binary_crossentropy_logits bincount broadcast_to bucketize cat cholesky cholesky_solve chunk cond
+    const_like conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
+    cosine_similarity cross cross_entropy det diag diagonal diff dropout eigh eigvalsh einsum empty
+    empty_like expand eye full full_like gather glorot_uniform histc huber_loss index_add index_copy
+    index_select interpolate inv kaiming_normal kaiming_uniform kl_div kthvalue l1_loss layernorm
+    linspace lstsq lu masked_fill masked_select matrix_exp matrix_norm matrix_power matrix_rank
+    max_pool2d max_unpool2d median meshgrid mode mse_loss multinomial nanmedian nanquantile
+    newton_schulz nll_loss norm normal normalize one_hot ones ones_like pad pad_to pinv pixel_shuffle
+    pixel_unshuffle put_along_dim qr quantile rand rand_like randint randn randn_like random_bits
+    randperm rearrange repeat repeat_interleave rms_norm roll rot90 round scaled_dot_product_attention
+    scaled_uniform scatter scatter_add scatter_reduce searchsorted shrink shrink_to smooth_l1_loss
+    solve solve_triangular sort sparse_categorical_crossentropy split squeeze stack std std_mean svd
+    take take_along_dim tensordot topk train tril triu unflatten unfold uniform unique
+    unique_consecutive var var_mean vector_norm zeros zeros_like
 """
 guard(Tensor, _GUARDED.split())
 
