@@ -524,13 +524,8 @@ def run_bench(options: argparse.Namespace) -> int:
     from whit.llm.bench import Plan, lines, measure, peer_is_there
     from whit.llm.hub import find_model
 
-    names = ("prompt", "tokens", "streams", "rounds", "repeat", "threads", "context", "cold", "cache_type")
-    plan = Plan(
-        str(find_model(options.model)),
-        memory=options.memory,
-        speculate=options.speculate,
-        **{name: getattr(options, name) for name in names},
-    )
+    taken = {name: value for name, value in vars(options).items() if name in Plan.__dataclass_fields__}
+    plan = Plan(**taken | {"model": str(find_model(options.model))})
     python = options.peer_python or sys.executable
     found = peer_is_there(python)
     if not found and (options.peer or options.peer_python):

@@ -67,6 +67,7 @@ class Plan:
     context: int | None = None
     cold: bool = False
     cache_type: str = "float16"
+    activations: str = "float32"
     memory: int | None = None
     speculate: str | None = None
 
@@ -145,6 +146,7 @@ def _weights(plan: Plan) -> dict[str, Any]:
         "rounds": plan.rounds,
         "threads": plan.threads or cpu_threads(),
         "context": plan.positions,
+        "activations": plan.activations,
         "bytes_per_token": bytes_per_token(model, plan.prompt + plan.tokens // 2),
         "vocabulary": model.vocab_size,
     }
@@ -168,7 +170,8 @@ def bytes_per_token(model: Model, position: int) -> int:
 
 
 def _task(plan: Plan, size: int) -> dict[str, Any]:
-    """What both programs are asked. Texts differ from the first token on, for beginnings are remembered."""
+    """What both programs are asked (`options` and `settings` are whit's). Texts differ from the first token
+    on, for beginnings are remembered."""
 
     def text(number: int, count: int) -> list[int]:
         return [(number * 7919 + 1000 + i * i * 31) % size for i in range(count)]
@@ -187,6 +190,7 @@ def _task(plan: Plan, size: int) -> dict[str, Any]:
         "stream_tokens": plan.tokens,
         "options": {
             "cache_dtype": plan.cache_type,
+            "activations": plan.activations,
             "memory_limit": plan.memory,
             "speculate": plan.speculate,
         },
@@ -262,7 +266,8 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
     names = [name for name in ("whit", "llama.cpp") if name in report]
     yield (
         f"{report['model']}: {report['prompt_tokens']} tokens read, {report['generated_tokens']} written, "
-        f"{report['threads']} threads, context {report['context']}, {report['rounds']} rounds"
+        f"{report['threads']} threads, context {report['context']}, activations {report['activations']}, "
+        f"{report['rounds']} rounds"
     )
     yield f"{'':<40}" + "".join(f"{name:>12}" for name in [*names, *["ratio"] * ("ratios" in report)])
     for key, label, shown in SHOWN:
