@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 from whit.helpers import DeviceError, DTypeError, ShapeError, all_int, prod
 from whit.tensor.storage import default_device
 from whit.uop import DType, Op, Ops, PyConst, Shape, Sint, UOp, dtypes, promote
-from whit.uop.dtype import strong
+from whit.uop.dtype import common_dtype, strong
 from whit.uop.uop import show_shape
 
 _WEAK: dict[type, DType] = {bool: dtypes.bool, int: dtypes.weakint, float: dtypes.weakfloat}
@@ -237,7 +237,7 @@ class TensorBase:
             return a, UOp.const(other, dtype)
         b: UOp = other.uop if isinstance(other, TensorBase) else self._of(other).uop
         if a.dtype is not b.dtype:
-            common = promote(a.dtype, b.dtype)
+            common = common_dtype(a.dtype, b.dtype)
             a, b = a.cast(common), b.cast(common)
         if a.device is not b.device and a.device != b.device:
             check_devices(what, a, b)

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeAlias, TypeVar, cast
 from whit.helpers import ArgumentError, DTypeError
 from whit.tensor.base import TensorBase, check_devices, scalar_shape
 from whit.uop import DType, Op, Ops, UOp, dtypes, promote
-from whit.uop.dtype import float_of, strong, to_dtype
+from whit.uop.dtype import common_dtype, float_of, strong, to_dtype
 
 Bool: TypeAlias = bool  # inside the class, bool, int and float are methods
 Int: TypeAlias = int
@@ -422,7 +422,7 @@ class ElementwiseMixin(TensorBase):
         elif isinstance(y, TensorBase):
             b, a = y._operands(x, "where")
         elif isinstance(x, (bool, int, float)) and isinstance(y, (bool, int, float)):
-            dtype = promote(dtypes.from_py(x), dtypes.from_py(y))
+            dtype = common_dtype(dtypes.from_py(x), dtypes.from_py(y))
             a, b = UOp.const(x, dtype), UOp.const(y, dtype)
         else:
             a, b = self._of(x)._operands(y, "where")

@@ -22,8 +22,8 @@ from whit.tensor.windows import (
     pooling,
     spatial_sizes,
 )
-from whit.uop import DType, Op, Ops, Sint, UOp, dtypes, promote
-from whit.uop.dtype import to_dtype
+from whit.uop import DType, Op, Ops, Sint, UOp, dtypes
+from whit.uop.dtype import common_dtype, to_dtype
 from whit.uop.uop import show_shape
 
 Size = int | Sequence[int]
@@ -101,7 +101,7 @@ class FunctionalMixin(DecompositionMixin):
         single = x.ndim == count + 1
         if single:
             x = x.reshape((1, *x.shape))
-        common = promote(x.dtype, w.dtype)
+        common = common_dtype(x.dtype, w.dtype)
         check_devices(what, x, w)
         return x.cast(common), w.cast(common), single
 
@@ -395,7 +395,7 @@ class FunctionalMixin(DecompositionMixin):
             raise ArgumentError("scaled_dot_product_attention with is_causal and attn_mask",
                                 because="only one can say what is seen",
                                 fix="put the causal part into the mask")
-        common = promote(self.dtype, key.dtype)
+        common = common_dtype(self.dtype, key.dtype)
         wide = dtypes.float32 if common in NARROW else common
         factor = 1 / math.sqrt(self._known_size(-1)) if scale is None else scale
         scores = self.matmul(key.transpose(-2, -1), dtype=wide) * factor  # (…, h, l, s)
@@ -413,8 +413,8 @@ class FunctionalMixin(DecompositionMixin):
         if TRAINING and dropout_p:
             return (e / total).cast(common).dropout(dropout_p).matmul(value)
         # the sums of a row divide its result, not its weights: e different divisions a row instead of s
-        mixed = e.cast(common).matmul(value, dtype=promote(wide, value.dtype))
-        return (mixed / total).cast(promote(common, value.dtype))
+        mixed = e.cast(common).matmul(value, dtype=common_dtype(wide, value.dtype))
+        return (mixed / total).cast(common_dtype(common, value.dtype))
 
     def _exponentials(self, seen: Self | None, may_see_nothing: bool) -> Self:
         """exp(x - peak) with the last axis's maximum among what is seen, and 0 of the rest."""

@@ -9,8 +9,8 @@ from whit.helpers import ArgumentError, ShapeError
 from whit.tensor.base import check_devices
 from whit.tensor.indexing import NARROW, IndexingMixin
 from whit.tensor.selection import plain
-from whit.uop import DType, Ops, Shape, Sint, UOp, broadcast_shapes, dtypes, promote
-from whit.uop.dtype import to_dtype
+from whit.uop import DType, Ops, Shape, Sint, UOp, broadcast_shapes, dtypes
+from whit.uop.dtype import common_dtype, to_dtype
 from whit.uop.uop import show_shape, show_size
 
 
@@ -222,7 +222,7 @@ class LinalgMixin(IndexingMixin):
             operands = tuple(operands[0])
         tensors = [cls._of(operand) for operand in operands]
         inputs, output = _parse_formula(formula, [t.uop.shape for t in tensors])
-        common = promote(*[t.dtype for t in tensors]) if dtype is None else to_dtype(dtype)
+        common = common_dtype(*[t.dtype for t in tensors]) if dtype is None else to_dtype(dtype)
         check_devices("einsum", *[t.uop for t in tensors])
         return cls._wrap(_einsum([t.uop.cast(common) for t in tensors], inputs, output))
 
@@ -261,7 +261,7 @@ def matmul_uop(a: UOp, b: UOp, dtype: DType | None = None) -> UOp:
                                  f"({show_size(other)})",
                          fix="transpose one of them, or reshape so that the inner sizes agree")
     if a.dtype is not b.dtype:
-        common = promote(a.dtype, b.dtype)
+        common = common_dtype(a.dtype, b.dtype)
         a, b = a.cast(common), b.cast(common)
     check_devices("matmul", a, b)
     rows, columns = a.ndim > 1, b.ndim > 1
@@ -394,7 +394,7 @@ def _drop(u: UOp, labels: list[str], needed: set[str]) -> tuple[UOp, list[str]]:
 def _contract(a: UOp, mine: Labels, b: UOp, theirs: Labels, kept: Labels) -> UOp:
     """sum(a * b) over all labels that are not kept. Shape: kept's sizes in order."""
     if a.dtype is not b.dtype:
-        common = promote(a.dtype, b.dtype)
+        common = common_dtype(a.dtype, b.dtype)
         a, b = a.cast(common), b.cast(common)
     check_devices("product", a, b)
     summed = [label for label in dict.fromkeys([*mine, *theirs]) if label not in kept]

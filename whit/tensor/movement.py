@@ -8,8 +8,8 @@ from typing import Any, Self
 from whit.helpers import ArgumentError, DTypeError, ShapeError, ceildiv, prod
 from whit.tensor.base import check_devices, scalar_shape
 from whit.tensor.special import SpecialMixin
-from whit.uop import DType, Ops, PyConst, Shape, Sint, UOp, dtypes, promote
-from whit.uop.dtype import to_dtype
+from whit.uop import DType, Ops, PyConst, Shape, Sint, UOp, dtypes
+from whit.uop.dtype import common_dtype, to_dtype
 from whit.uop.uop import known_size, show_shape
 
 
@@ -406,7 +406,7 @@ class MovementMixin(SpecialMixin):
         if first.ndim == 0:
             raise ShapeError("cat of scalars", because="shape () has no axis to join along", fix="use stack")
         at = first._axis(dim, "cat")
-        dtype = promote(*[part.uop.dtype for part in parts])
+        dtype = common_dtype(*[part.uop.dtype for part in parts])
         nodes = [part.uop.cast(dtype) for part in parts]
         check_devices("cat", *nodes)
         rest = first.shape[:at] + first.shape[at + 1 :]

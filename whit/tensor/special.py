@@ -14,8 +14,8 @@ from typing import Any, Self, TypeVar, cast
 from whit.helpers import ArgumentError, DTypeError
 from whit.tensor.base import check_devices
 from whit.tensor.elementwise import ElementwiseMixin
-from whit.uop import Op, Ops, UOp, dtypes, promote
-from whit.uop.dtype import to_dtype
+from whit.uop import Op, Ops, UOp, dtypes
+from whit.uop.dtype import common_dtype, to_dtype
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -292,7 +292,7 @@ class SpecialMixin(ElementwiseMixin):
         if op is Ops.WHERE:
             return self.where(operands[1], operands[2])
         nodes = [x.uop for x in operands]
-        common = promote(*[u.dtype for u in nodes])
+        common = common_dtype(*[u.dtype for u in nodes])
         check_devices("alu", *nodes)
         return self._apply(op, op.name.lower(), *[u.cast(common) for u in nodes])
 

@@ -180,7 +180,7 @@ class dtypes:
         """
         if isinstance(value, (list, tuple)):
             kinds = [dtypes.from_py(item) for item in value]
-            return promote(*kinds) if kinds else dtypes.default_float
+            return common_dtype(*kinds) if kinds else dtypes.default_float
         if value is True or value is False:
             return dtypes.bool
         if type(value) is _float or isinstance(value, _float):
@@ -281,6 +281,16 @@ def promote(*types: DType) -> DType:
         raise DTypeError(f"mixing {names}", because="8-bit floats have no implicit promotion",
                          fix="cast one of them")
     return least[0]
+
+
+def common_dtype(*types: DType) -> DType:
+    """The dtype in which values of these dtypes meet: `promote`, and a weak result (of int64 and uint64) made
+    concrete.
+
+    >>> common_dtype(dtypes.int64, dtypes.uint64)
+    dtypes.float32
+    """
+    return strong(promote(*types))
 
 
 def strong(dtype: DType) -> DType:
