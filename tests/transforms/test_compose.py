@@ -14,6 +14,7 @@ import torch
 
 import whit
 from whit import Tensor, TinyJit
+from whit.helpers import ArgumentError
 
 Scalar = Callable[[Tensor], Tensor]
 ONE = Tensor(1.0, dtype="float64")
@@ -64,6 +65,22 @@ def test_pairs(outer: str) -> None:
         check((outer, inner))
 
 
+@pytest.mark.parametrize(
+    "transform",
+    [
+        *(
+            getattr(whit, name)
+            for name in ("grad", "value_and_grad", "jacobian", "jacrev", "jacfwd", "hessian")
+        ),
+        *(getattr(whit, name) for name in ("vmap", "custom_gradient", "checkpoint", "function", "vjp")),
+        lambda f: whit.jvp(f, [], []),
+    ],
+)
+def test_what_is_no_function_is_refused(transform: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"of 3: it is no function"):
+        transform(3)
+
+
 def test_a_sample_of_longer_chains() -> None:
     numbers = random.Random(1)
     for length in (3, 4, 5):
@@ -79,7 +96,7 @@ def test_triples(outer: str) -> None:
 
 
 def test_a_network_in_all_of_them() -> None:
-    """Per-example gradients of a network whose layers are checkpointed and traced, jitted, against PyTorch."""
+    """Per-example gradients of a network whose layers are checkpointed and traced, jitted, against torch."""
     w = {"a": [[0.5, -1.0], [1.0, 0.25]], "b": [0.1, -0.2]}
     x, y = [[1.0, 2.0], [3.0, -1.0], [0.5, 0.5]], [1.0, 0.0, -1.0]
 

@@ -345,6 +345,8 @@ def test_refused() -> None:
         whit.vjp(lambda x: [x, x], x)[1](x)
     with pytest.raises(DTypeError, match="tangents of dtype int32"):
         whit.jvp(lambda x: x, [x], [Tensor([1, 2])])
+    with pytest.raises(ArgumentError, match="grad by argument None"):
+        whit.grad(lambda x: x.sum(), None)(x)
     with pytest.raises(ArgumentError, match="no sequence"):
         whit.jvp(lambda x: x, x, x)
     with pytest.raises(ArgumentError, match="mode='sideways'"):

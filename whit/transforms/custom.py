@@ -42,6 +42,8 @@ def custom_gradient(function: Function) -> Function:
     [0.5, 1.0]
     """
 
+    trees.check_function("custom_gradient", function)
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         with transforming():
@@ -149,6 +151,8 @@ def checkpoint(function: Function) -> Function:
     >>> grad(lambda x: layer(layer(x)).sum())(Tensor([0.0])).tolist()
     [0.3333333432674408]
     """
+
+    trees.check_function("checkpoint", function)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -48,6 +48,7 @@ def grad(function: Function, argnums: Argnums = 0, has_aux: bool = False) -> Fun
     >>> grad(grad(lambda x: x**3))(Tensor(2.0)).item()
     12.0
     """
+    trees.check_function("grad", function)
     both = value_and_grad(function, argnums, has_aux)
 
     @functools.wraps(function)
@@ -67,6 +68,7 @@ def value_and_grad(function: Function, argnums: Argnums = 0, has_aux: bool = Fal
     >>> value.item(), gradient["w"].tolist(), gradient["b"].item()
     (5.0, [2.0], 1.0)
     """
+    trees.check_function("value_and_grad", function)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -101,6 +103,7 @@ def vjp(function: Function, *primals: Any, has_aux: bool = False) -> Any:
     >>> value.tolist(), pull(Tensor([1.0, 10.0])).tolist()
     ([1.0, 4.0], [2.0, 40.0])
     """
+    trees.check_function("vjp", function)
     which: Argnums = 0 if len(primals) == 1 else tuple(range(len(primals)))
     run = _Linked("vjp", function, primals, {}, _chosen("vjp", which, primals), has_aux)
     run.check_outputs()
@@ -125,6 +128,7 @@ def jvp(function: Function, primals: Sequence[Any], tangents: Sequence[Any], has
     >>> value.tolist(), change.tolist()
     ([10.0], [5.199999809265137])
     """
+    trees.check_function("jvp", function)
     if not isinstance(primals, (list, tuple)) or not isinstance(tangents, (list, tuple)):
         raise ArgumentError(
             "jvp: primals or tangents that are no sequence",
@@ -151,6 +155,7 @@ def jacobian(
     >>> jacobian(lambda x: x * x)(Tensor([1.0, 2.0])).tolist()
     [[2.0, 0.0], [0.0, 4.0]]
     """
+    trees.check_function("jacobian", function)
     if mode not in ("reverse", "forward"):
         raise ArgumentError(
             f"jacobian(mode={mode!r})", because="there are two", fix='use "reverse" or "forward"'
@@ -282,8 +287,12 @@ def _tensor(node: UOp | None, like: UOp) -> Tensor:
 
 def _chosen(what: str, argnums: Argnums, args: Sequence[Any]) -> list[int]:
     """The positions of the arguments that argnums names."""
+    if not isinstance(argnums, (int, tuple, list)):
+        raise ArgumentError(
+            f"{what} by argument {argnums!r}", because="arguments have numbers", fix="pass an int, or a tuple"
+        )
     found = []
-    for n in [argnums] if isinstance(argnums, int) else list(argnums):
+    for n in [argnums] if isinstance(argnums, int) else argnums:
         if not isinstance(n, int) or not -len(args) <= n < len(args):
             raise ArgumentError(
                 f"{what} by argument {n}",

@@ -42,6 +42,7 @@ def function(traced: Callable[..., Any]) -> Callable[..., Any]:
     >>> [affine(Tensor([n]), Tensor([2.0])).item() for n in (1.0, 2.0, 3.0)], len(calls)
     ([3.0, 5.0, 7.0], 1)
     """
+    trees.check_function("function", traced)
     traces: dict[Hashable, _Trace] = {}
     plain = Surroundings(traced, None)
 

@@ -93,6 +93,14 @@ def checked(what: str, tree: Any, like: Any, name: str) -> list[Tensor]:
     return found
 
 
+def check_function(what: str, function: Any) -> None:
+    """ArgumentError for what cannot be called."""
+    if not callable(function):
+        raise ArgumentError(
+            f"{what} of {repr(function)[:60]}", because="it is no function", fix="pass a function of tensors"
+        )
+
+
 def floats(what: str, tree: Any, name: str) -> Any:
     """The tree with Python floats as tensors. Errors for leaves by which nothing can be differentiated."""
 

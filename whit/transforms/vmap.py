@@ -41,6 +41,7 @@ def vmap(function: Function, in_axes: Any = 0, out_axes: Any = 0, randomness: st
     >>> vmap(lambda x, y: x @ y, in_axes=(0, None))(rows, Tensor([1.0, 10.0])).tolist()
     [21.0, 43.0]
     """
+    trees.check_function("vmap", function)
     if randomness not in RANDOMNESS:
         raise ArgumentError(
             f"vmap(randomness={randomness!r})", because="there are three ways", fix=f"use one of {RANDOMNESS}"
