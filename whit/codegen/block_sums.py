@@ -9,7 +9,8 @@ becomes, with k = b * 32 + h * 16 + j and j as wide as a vector,
 
 `split_blocks` does it before opts, where the matrix of bytes meets a few vectors only; `block_rows` chooses
 opts: rows side by side, all axes inside of a block in the tile, and tasks of rows. A minimum, (d * q + m) *
-x, becomes a sum of its own, m * sum x, in which the sum of x serves all rows.
+x, becomes a sum of its own, m * sum x, in which the sum of x serves all rows. With more than a few vectors it
+is better to scale each weight once: scales stay inside.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from whit.uop.rewrite import rebuild
 from whit.uop.symbolic import operands, simplify
 
 MOST_USES = 8  # of each byte: with more, a tile of decoded numbers is worth its memory (blocking.py)
+HOISTED_USES = 2  # up to which a scale outside of a sum saves more than it costs: once a vector, not a weight
 LEAST_BYTES = 1 << 12  # of the matrix
 LEAST_TASK = 1 << 16  # bytes that a task reads: it waits for the first of them
 MOST_TERMS = 4  # of a value multiplied out
@@ -63,7 +65,8 @@ def _split(reduce: UOp, target: Target, uids: Iterator[int]) -> UOp | None:
         return None
     whole = simplify(_inlined(reduce.src[0], k.src[0].arg))
     body = [u for u in whole.toposort(lambda u: u.op is Ops.STAGE) if k in u.ranges]
-    if not _is_skinny(reduce, body, k):
+    uses = _uses(reduce, body)
+    if uses is None or uses > MOST_USES:
         return None
     sizes = _sizes(body, k, target.vector_bytes // 4)
     if sizes is None:
@@ -75,19 +78,21 @@ def _split(reduce: UOp, target: Target, uids: Iterator[int]) -> UOp | None:
         u.op in cut and not u.ranges.isdisjoint(parts) for u in value.toposort(lambda u: u.op is Ops.STAGE)
     ):
         return None
+    if uses > HOISTED_USES:
+        return UOp(Ops.REDUCE, value.dtype, (value, *parts), ReduceArg(Ops.ADD))
     return _sums(_terms(value, parts[-1]), parts, Ops.MULACC in target.native)
 
 
-def _is_skinny(reduce: UOp, body: list[UOp], k: UOp) -> bool:
-    """Whether the sum reads a matrix of bytes of which each is used a few times only."""
+def _uses(reduce: UOp, body: list[UOp]) -> int | None:
+    """How often each byte of a matrix of bytes is used; None if the sum reads none."""
     bytes_ = [u for u in body if u.op is Ops.INDEX and u.dtype is dtypes.uint8 and u.src[0].op is Ops.PARAM]
     if not bytes_ or max([u.src[0].arg.size for u in bytes_]) < LEAST_BYTES:
-        return False
+        return None
     matrix = frozenset().union(*[u.ranges for u in bytes_])
     others = [r for r in reduce.ranges if r not in matrix]
     if not all(r.src[0].op is Ops.CONST for r in others):
-        return False
-    return bool(prod([r.src[0].arg for r in others]) <= MOST_USES)
+        return None
+    return prod([int(r.src[0].arg) for r in others])
 
 
 def _sizes(body: Iterable[UOp], k: UOp, lanes: int) -> list[int] | None:

@@ -17,8 +17,6 @@ from whit.nn.blocks import BlockType, Parts, decode, parts
 from whit.tensor import Tensor
 from whit.uop import dtypes
 
-FEW = 8  # vectors: more of them meet tiles of decoded weights (codegen's block_sums.MOST_USES)
-
 
 class Rounded(NamedTuple):
     """A vector in blocks: x is about d * q, with q (…, blocks, numbers) int8 and d (…, blocks, 1) float32."""
@@ -52,8 +50,8 @@ def rounded(x: Tensor, type: BlockType) -> Rounded:
 
 
 def multiply(x: Tensor, raw: Tensor, type: BlockType) -> Tensor:
-    """x, rounded to 8 bits, times weights in blocks. Many vectors, and weights from codebooks, are multiplied
-    in float32, by the same rounded x.
+    """x, rounded to 8 bits, times weights in blocks. Several vectors, and weights from codebooks, are
+    multiplied in float32, by the same rounded x.
 
     Shapes:  x (…, columns) float32, raw (rows, bytes of a row) uint8 -> (…, rows) float32
 
@@ -62,18 +60,18 @@ def multiply(x: Tensor, raw: Tensor, type: BlockType) -> Tensor:
     >>> multiply(Tensor([[1.0] * 16 + [-127.0] * 16]), ones, block_type("Q8_0")).tolist()
     [[-2016.0]]
     """
-    vector, count = rounded(x, type), prod(x.shape[:-1])
-    found = parts(raw, type) if count <= FEW else None
+    vector = rounded(x, type)
+    found = parts(raw, type) if prod(x.shape[:-1]) == 1 else None
     if found is None:
         return vector.values().matmul(decode(raw, type).transpose(-1, -2))
-    return _sums(vector, found, count).reshape(*x.shape[:-1], raw.shape[0])
+    return _sums(vector, found).reshape(*x.shape[:-1], raw.shape[0])
 
 
-def _sums(vector: Rounded, weights: Parts, count: int) -> Tensor:
-    """(vectors, rows) from whole numbers."""
+def _sums(vector: Rounded, weights: Parts) -> Tensor:
+    """(rows,) from whole numbers and one vector."""
     rows, blocks, groups, size = weights.q.shape
-    x = vector.q.reshape(count, 1, blocks, groups, size).cast(dtypes.int32)
-    d = vector.d.reshape(count, 1, blocks, 1)
+    x = vector.q.reshape(1, blocks, groups, size).cast(dtypes.int32)
+    d = vector.d.reshape(1, blocks, 1)
     w = weights.q.cast(dtypes.int32)
     dots = ((w - weights.less if weights.less else w) * x).sum(-1).cast(dtypes.float32)
     total = dots * (weights.scale.reshape(rows, blocks, groups) * d)
