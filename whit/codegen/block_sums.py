@@ -92,7 +92,7 @@ def _uses(reduce: UOp, body: list[UOp]) -> int | None:
     others = [r for r in reduce.ranges if r not in matrix]
     if not all(r.src[0].op is Ops.CONST for r in others):
         return None
-    return prod([int(r.src[0].arg) for r in others])
+    return int(prod([r.src[0].arg for r in others]))
 
 
 def _sizes(body: Iterable[UOp], k: UOp, lanes: int) -> list[int] | None:
