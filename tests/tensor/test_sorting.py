@@ -12,6 +12,7 @@ import torch
 from tests.devices import GCC
 from whit import Tensor, TinyJit, Variable, dtypes
 from whit.helpers import ArgumentError, DTypeError, ShapeError
+from whit.tensor import sorting
 
 KINDS = ["float32", "float64", "float16", "int8", "uint8", "int16", "int32", "uint32", "int64", "uint64"]
 KINDS += ["bool"]
@@ -61,6 +62,24 @@ def test_sort_on_other_devices(device: str, kind: str, n: int) -> None:
     values, order = t.sort(1)
     np.testing.assert_array_equal(order.numpy(), ordered(x, 1, False))
     np.testing.assert_array_equal(values.cast(dtypes.float64).numpy(), np.sort(x, 1).astype(np.float64))
+
+
+@pytest.mark.parametrize("parts", [2, 4, 8])
+@pytest.mark.parametrize("n", [100, 101, 257, 1000])
+def test_long_rows_are_cut_and_merged(parts: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sorting, "_parts", lambda rows, size: parts)
+    for kind in ("float32", "int64"):
+        x = sample(kind, (2, n))
+        t = Tensor(x.astype(kind))
+        for descending in (False, True):
+            values, order = t.sort(1, descending)
+            want = ordered(x, 1, descending)
+            np.testing.assert_array_equal(order.numpy(), want)
+            np.testing.assert_array_equal(values.numpy(), np.take_along_axis(x, want, 1))
+    y = Tensor(rng.permutation(n).astype(np.float32), requires_grad=True)
+    (y.sort()[0] * Tensor(np.arange(n, dtype=np.float32))).sum().backward()
+    assert y.grad is not None
+    np.testing.assert_array_equal(y.grad.numpy(), np.argsort(np.argsort(y.numpy())))
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])

@@ -6,9 +6,9 @@ Order is that of NumPy: NaN is the greatest, -0.0 equals 0.0. All orders are sta
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from whit.helpers import ArgumentError, DTypeError, ShapeError, prod
+from whit.helpers import ArgumentError, DTypeError, ShapeError, cpu_threads, prod
 from whit.tensor.base import check_devices, scalar_shape
 from whit.tensor.custom import Backward, run, unbound
 from whit.tensor.reduce import accumulator
@@ -21,6 +21,7 @@ from whit.uop.uop import show_shape
 RANKED = 64  # rows up to this length are sorted by counting, for each element, what comes before it
 STREAMED = 32  # up to as many greatest elements are kept in order while the row goes by
 BLOCK = 64  # of which the greatest is looked at first
+CUT = 1 << 18  # rows from this length on are cut into a part for each thread
 LONG = 4096  # rows from this length on are sorted by wider digits
 U64, I32 = dtypes.uint64, dtypes.int32
 
@@ -45,9 +46,17 @@ class SortingMixin(ScanMixin):
         rows = self.transpose(at, -1)
         x = rows._flat_rows()
         count = unbound(x.shape)[0]
-        kernel = _sort(count, n, x.uop.dtype, bool(descending))
-        outputs = [(x.shape, x.uop.dtype), (x.shape, I32), *[(x.shape, d) for d in _scratch(n, x.uop.dtype)]]
-        made = run(kernel, [x.uop], outputs, gradient=Backward(_sort_backward, type(self)))
+        parts = _parts(count, n)
+        kernel = _sort(count, n, parts, x.uop.dtype, bool(descending))
+        results = [(x.shape, x.uop.dtype), (x.shape, I32)]
+        outputs = [*results, *[(x.shape, d) for d in _scratch(n, x.uop.dtype)]]
+        backward = Backward(_sort_backward, type(self))
+        made = run(kernel, [x.uop], outputs, gradient=backward if parts == 1 else None)
+        length = -(-n // parts)
+        while length < n:
+            merge = _merge(count, n, length, x.uop.dtype, bool(descending))
+            length *= 2
+            made = run(merge, [*made[:2], x.uop], results, gradient=None if length < n else backward)
         values, order = [self._wrap(u.reshape(rows.shape)).transpose(at, -1) for u in made[:2]]
         return values, order
 
@@ -455,7 +464,8 @@ def _asked(first: Any, *others: tuple[Any, bool]) -> Any:
 
 
 def _sort_backward(grads: list[Any], outputs: list[Any], values: list[Any]) -> list[Any]:
-    return [None if grads[0] is None else grads[0]._scatter_rows(outputs[1], values[0].shape[-1])]
+    of_x = None if grads[0] is None else grads[0]._scatter_rows(outputs[1], values[-1].shape[-1])
+    return [*[None] * (len(values) - 1), of_x]
 
 
 def _gather_backward(grads: list[Any], outputs: list[Any], values: list[Any]) -> list[Any]:
@@ -494,13 +504,27 @@ def _scratch(n: int, dtype: DType) -> list[DType]:
     return [U64, U64, I32, I32] if dtype.bitsize == 64 else [U64, U64]
 
 
+def _parts(rows: Sint, n: int) -> int:
+    """Into how many parts, each for a thread, long rows are cut: a power of two. They are merged in pairs."""
+    most = cpu_threads() // rows if isinstance(rows, int) else 1
+    return 1 if n < CUT else 1 << max(0, min(8, most).bit_length() - 1)
+
+
 @lru_cache(256)
-def _sort(rows: Sint, n: int, dtype: DType, descending: bool) -> UOp:
-    """Outputs: values, order, scratch; then the input."""
+def _sort(rows: Sint, n: int, parts: int, dtype: DType, descending: bool) -> UOp:
+    """Outputs: values, order, scratch; then the input. Each part of a row by itself; places are the row's."""
     kinds = [dtype, I32, *_scratch(n, dtype), dtype]
-    arrays = [param(slot, (rows, n), kind) for slot, kind in enumerate(kinds)]
+    arrays = [param(slot, (UOp.index(rows) * n if isinstance(rows, UOp) else rows * n,), kind)
+              for slot, kind in enumerate(kinds)]
+    length = -(-n // parts)
     p = Program("sort")
-    with p.parallel(rows) as row:
+    with p.parallel(rows * parts) as part:
+        if parts == 1:
+            row = Row(part * n, UOp.index(0), UOp.index(n))
+        else:
+            first = (part % parts) * length
+            left = n - first
+            row = Row((part // parts) * n, first, left.lt(length).where(left, UOp.index(length)))
         if n <= RANKED:
             _rank_row(p, row, n, arrays, descending)
         else:
@@ -508,23 +532,35 @@ def _sort(rows: Sint, n: int, dtype: DType, descending: bool) -> UOp:
     return p.finish()
 
 
-def _rank_row(p: Program, row: UOp, n: int, arrays: list[Array], descending: bool) -> None:
+class Row(NamedTuple):
+    """A stretch of flat arrays: where its row starts, its first place in the row, its length."""
+
+    start: UOp
+    first: UOp
+    length: UOp
+
+    def at(self, i: UOp) -> UOp:
+        return self.start + self.first + i
+
+
+def _rank_row(p: Program, row: Row, n: int, arrays: list[Array], descending: bool) -> None:
     """Each element goes to the place that says how many come before it."""
     values, order, x = arrays
     keys = p.scratch(n, U64)
     with p.loop(n) as i:
-        p.store(keys, i, sort_key(x[row, i], descending).cast(U64))
+        p.store(keys, i, sort_key(x[row.at(i)], descending).cast(U64))
     with p.loop(n) as i:
         mine, before = p.let(keys[i]), p.register(0, I32)
         with p.loop(n) as j:
             other = p.let(keys[j])
             first = other.lt(mine) | (other.equal(mine) & j.lt(i))
             p.set(before, before.value + first.cast(I32))
-        p.store(order, (row, before.value.cast(dtypes.index)), i.cast(I32))
-        p.store(values, (row, before.value.cast(dtypes.index)), x[row, i])
+        to = row.at(before.value.cast(dtypes.index))
+        p.store(order, to, i.cast(I32))
+        p.store(values, to, x[row.at(i)])
 
 
-def _radix_row(p: Program, row: UOp, n: int, arrays: list[Array], descending: bool) -> None:
+def _radix_row(p: Program, row: Row, n: int, arrays: list[Array], descending: bool) -> None:
     """From the lowest digit to the highest: count how often each occurs (all digits in one pass), then put
     every element behind those with lower digits."""
     values, order, *kept, x = arrays
@@ -540,8 +576,8 @@ def _radix_row(p: Program, row: UOp, n: int, arrays: list[Array], descending: bo
 
     with p.loop(len(starts) << width) as c:
         p.store(counts, c, 0)
-    with p.loop(n) as i:
-        key = p.let(sort_key(x[row, i], descending))
+    with p.loop(row.length) as i:
+        key = p.let(sort_key(x[row.at(i)], descending))
         for number in range(len(starts)):
             at = slot(number, key)
             p.store(counts, at, counts[at] + 1)
@@ -552,27 +588,72 @@ def _radix_row(p: Program, row: UOp, n: int, arrays: list[Array], descending: bo
             p.store(counts, c + (number << width), total.value)
             p.set(total, total.value + count)
     for number in range(len(starts)):
-        with p.loop(n) as i:
+        with p.loop(row.length) as i:
             source = kept[(number + 1) % 2]
             if not number:
-                key, place = p.let(sort_key(x[row, i], descending)).cast(U64), i.cast(I32)
+                key, place = p.let(sort_key(x[row.at(i)], descending)).cast(U64), (row.first + i).cast(I32)
             elif packed:
-                both = p.let(source[row, i])
+                both = p.let(source[row.at(i)])
                 key, place = both >> 32, both.cast(dtypes.uint32).cast(I32)
             else:
-                key, place = p.let(source[row, i]), p.let(kept[2 + (number + 1) % 2][row, i])
+                key, place = p.let(source[row.at(i)]), p.let(kept[2 + (number + 1) % 2][row.at(i)])
             at = slot(number, key)
             to = p.let(counts[at])
             p.store(counts, at, to + 1)
-            to = to.cast(dtypes.index)
+            to = row.at(to.cast(dtypes.index))
             if number == len(starts) - 1:
-                p.store(order, (row, to), place)
-                p.store(values, (row, to), x[row, place.cast(dtypes.index)])
+                p.store(order, to, place)
+                p.store(values, to, x[row.start + place.cast(dtypes.index)])
             elif packed:
-                p.store(kept[number % 2], (row, to), (key << 32) | place.cast(U64))
+                p.store(kept[number % 2], to, (key << 32) | place.cast(U64))
             else:
-                p.store(kept[number % 2], (row, to), key)
-                p.store(kept[2 + number % 2], (row, to), place)
+                p.store(kept[number % 2], to, key)
+                p.store(kept[2 + number % 2], to, place)
+
+
+@lru_cache(256)
+def _merge(rows: int, n: int, length: int, dtype: DType, descending: bool) -> UOp:
+    """Neighbouring parts of each row become one. Outputs: values, order; then those of the parts (and what
+    was sorted). A task writes a stretch of the result: where it starts in both parts is found by bisection
+    (Odeh et al. 2012, "Merge Path")."""
+    values, order = param(0, (rows, n), dtype), param(1, (rows, n), I32)
+    x, places = param(2, (rows, n), dtype), param(3, (rows, n), I32)
+    stretch = -(-length // 8)
+    pairs, pieces = -(-n // (2 * length)), -(-2 * length // stretch)
+    p = Program("merge")
+    with p.parallel(rows * pairs * pieces) as task:
+        row, pair, piece = task // (pairs * pieces), (task // pieces) % pairs, task % pieces
+        first = p.let(pair * (2 * length))
+        second = p.let(_least(first + length, n))  # a part may have no neighbour
+        size_a, size_b = p.let(second - first), p.let(_least(second + length, n) - second)
+        start = p.let(_least(piece * stretch, size_a + size_b))
+        low = p.register((start - size_b).maximum(0))
+        high = p.register(_least(start, size_a))
+        with p.loop(length.bit_length() + 1), p.when(low.value.lt(high.value)):
+            middle = p.let((low.value + high.value) // 2)
+            a = sort_key(x[row, first + middle], descending)
+            b = sort_key(x[row, second + (start - 1 - middle)], descending)
+            from_a = p.let(a.le(b))
+            p.set(low, from_a.where(middle + 1, low.value))
+            p.set(high, from_a.where(high.value, middle))
+        i, j = p.register(low.value), p.register(start - low.value)
+        with p.loop(_least(size_a + size_b - start, stretch)) as k:
+            at_a, at_b = p.let(i.value), p.let(j.value)
+            in_a, in_b = at_a.lt(size_a), at_b.lt(size_b)
+            value_a = p.let(x.read((row, first + at_a), in_a))
+            value_b = p.let(x.read((row, second + at_b), in_b))
+            is_first = sort_key(value_a, descending).le(sort_key(value_b, descending))
+            from_a = p.let(in_a & (~in_b | is_first))
+            to = (row, first + start + k)
+            p.store(values, to, from_a.where(value_a, value_b))
+            p.store(order, to, places[row, from_a.where(first + at_a, second + at_b)])
+            p.set(i, from_a.where(at_a + 1, at_a))
+            p.set(j, from_a.where(at_b, at_b + 1))
+    return p.finish()
+
+
+def _least(a: UOp, b: UOp | int) -> UOp:
+    return a.minimum(b)
 
 
 @lru_cache(256)
