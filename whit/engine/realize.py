@@ -61,6 +61,11 @@ def buffer_of(node: UOp) -> Buffer:
     return found
 
 
+def buffer_so_far(node: UOp) -> Buffer | None:
+    """The memory of a BUFFER if it has any yet."""
+    return _buffers.get(node)
+
+
 def is_borrowed(memory: Buffer) -> bool:
     """Whether memory belongs to an array of somebody else, and must not be written to."""
     return isinstance((memory.base or memory).keep, storage.Borrowed)
@@ -252,7 +257,7 @@ def _become(node: UOp, memory: UOp) -> None:
 _became: weakref.WeakSet[UOp] = weakref.WeakSet()  # the nodes with `became`
 
 
-def _forget_overwritten(memories: set[UOp]) -> None:
+def forget_overwritten(memories: set[UOp]) -> None:
     """Graphs that are built from now on and read these BUFFERs mean their new contents, and equal graphs are
     one node: what such a node became is the old value, so it is forgotten. (Tensors that hold it were
     resolved before.)"""
@@ -330,7 +335,7 @@ def _realize(pending: list[Tensor]) -> None:
         owned(written)
     memory = execute(plan, externals, values)
     if overwritten:
-        _forget_overwritten(overwritten)
+        forget_overwritten(overwritten)
     for output, result in zip(beside, plan.results[len(roots) :], strict=True):
         kept = _node_of(memory[result.slot], output, plan.slots[result.slot].size)
         history.remember(memory_of(kept), output)

@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from whit.llm.texts import SPACE, Texts
+from whit.llm.texts import SPACE, Texts, all_texts
 from whit.llm.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -30,29 +30,39 @@ _SHORT = 48  # characters up to which a list is searched sooner than a heap is k
 _KEPT_WORDS = 1 << 16
 _KEPT_MISSES = 1 << 18
 _MOST_CROSSINGS = 64
+_MANY = 128  # beginnings after which all tokens are entered at once
 
 
 class _Table(dict[str, int]):
     """Rank and id by text, `_NONE` for what is no token. Of a large vocabulary, tokens that begin alike are
-    entered when one of them is asked for."""
+    entered when one of them is asked for, and all of them when many were."""
 
     def __init__(self, tokens: Sequence[str], packed: NDArray[np.int64]) -> None:
         super().__init__()
         self.tokens, self.packed = tokens, packed
         self.entered: set[int] = set()
         self.room = _KEPT_MISSES
+        self.complete = False
         if not isinstance(tokens, Texts):
-            self.update(zip(tokens, packed.tolist()))
+            self.complete_now()
+
+    def complete_now(self) -> None:
+        """Enter all tokens: sooner than one beginning after the other if most are needed."""
+        if not self.complete:
+            self.update(zip(all_texts(self.tokens), self.packed.tolist()))
+            self.complete = True
 
     def __missing__(self, text: str) -> int:
         tokens = self.tokens
-        if isinstance(tokens, Texts):
+        if not self.complete and isinstance(tokens, Texts):
             key = tokens.beginning(text)
             if key not in self.entered:
                 numbers = tokens.beginning_with(key)
                 found: dict[str, int] = dict(zip(tokens.many(numbers), self.packed[numbers].tolist()))
                 self.update(found)
                 self.entered.add(key)
+                if len(self.entered) > _MANY:
+                    self.complete_now()
                 if text in found:
                     return found[text]
         if self.room > 0:  # the next time it is known without a call

@@ -12,11 +12,12 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from whit.engine.jit import TinyJit
+from whit.engine.repeat import Recipe, learn, overwriting
 from whit.helpers import ArgumentError, ceildiv
 from whit.llm.arch import Config, check_tensors, read_config
 from whit.llm.attention import BLOCK, attend, rotate, seen_by
@@ -80,6 +81,19 @@ class Layer:
                 self.vectors[f"{short}.{kind}"] = gguf.load(name).cast(dtypes.float32)
             elif kind == "weight":
                 self.matrices[short] = Matrix(gguf, f"{start}{short}", rounds)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All weights, in the order of their names."""
+        parts = [vars(self.matrices[name]) for name in sorted(self.matrices)]
+        found = [v for part in parts for v in part.values() if isinstance(v, Tensor)]
+        return found + [self.vectors[name] for name in sorted(self.vectors)]
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for layers that differ in their numbers only."""
+        matrices = [(name, m.type.name, m.rounds) for name, m in sorted(self.matrices.items())]
+        return (*matrices, *sorted(self.vectors), *[(t.shape, t.dtype) for t in self.tensors])
 
 
 class Cache:
@@ -392,10 +406,7 @@ class _Step:
         x = model.embedding.take(tokens) * config.embedding_scale  # (B, T, dim)
         if model.places is not None:
             x = x + model.places.take(positions)
-        for number, layer in enumerate(model.layers):
-            x = self.layer(number, layer, x, where)
-            # a graph of its own for each layer: equal layers are scheduled once
-            Tensor.realize_all([x, self.cache.keys[number], self.cache.values[number]])
+        x = self.through(x, where)
         if isinstance(wanted, Tensor):
             x = x.reshape(batch * count, config.dim).take(wanted, 0)
         elif not wanted:
@@ -404,6 +415,28 @@ class _Step:
         if config.logit_cap:
             logits = (logits / config.logit_cap).tanh() * config.logit_cap
         return logits.realize()
+
+    def through(self, x: Tensor, where: _Where) -> Tensor:
+        """All layers. Of those that are alike one is built; the others run its kernels on their weights."""
+        cache = self.cache
+        Tensor.realize_all([x, *[part for pair in where.turns.values() for part in pair]])
+        overwriting([*cache.keys, *cache.values])
+        recipes: dict[Hashable, Recipe | None] = {}
+        for number, layer in enumerate(self.model.layers):
+            own = [cache.keys[number], cache.values[number]]
+            kind = (layer.kind, self.config.local(number), self.config.turns(number))
+            recipe, tensors = recipes.get(kind), [x, *own, *layer.tensors]
+            if recipe is not None:
+                x = recipe.run(tensors)
+                continue
+
+            def build(number: int = number, layer: Layer = layer, x: Tensor = x) -> Tensor:
+                out = self.layer(number, layer, x, where)
+                Tensor.realize_all([out, cache.keys[number], cache.values[number]])
+                return out
+
+            x, recipes[kind] = learn(build, tensors)
+        return x
 
     def _turns(self, positions: Tensor) -> dict[bool, tuple[Tensor, Tensor]]:
         """Cosines and sines of all positions, (B, 1, T, pairs), computed once for all layers."""
@@ -451,6 +484,8 @@ class _Step:
         if config.turns(number) and where.turns:
             neighbours = config.arch.rope == "pairs"
             q, k = rotate(q, *where.turns[local], neighbours), rotate(k, *where.turns[local], neighbours)
+        if batch > 1:  # computed for all rows at once, then written row by row
+            k, v = k.contiguous(), v.contiguous()
         keys, values = cache.keys[number], cache.values[number]
         for row, (slot, first) in enumerate(zip(where.slots, where.starts)):
             first = where.span.low + where.span.span if batch == 1 else first

@@ -9,6 +9,7 @@ before it is: they are found by their first characters.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
@@ -45,6 +46,17 @@ class Texts(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         return map(self.__getitem__, range(len(self)))
+
+    def all(self) -> list[str]:
+        """Every text: decoded as one, then cut, if all are shorter than 256 bytes and proper UTF-8."""
+        import numpy as np
+
+        body = np.frombuffer(self._raw, np.uint8).copy()
+        body[self.places[:-1]] = 0  # with lengths as zeros, eight zeros stand between the texts
+        if np.count_nonzero(body) == len(body) - _LENGTH * len(self):
+            with suppress(UnicodeDecodeError):
+                return body.tobytes().decode().split("\0" * _LENGTH)[1:]
+        return self.many(range(len(self)))
 
     def many(self, numbers: Sequence[int]) -> list[str]:
         """Several texts at once."""
@@ -112,11 +124,13 @@ def texts_of(array: Any) -> Sequence[str]:
     """The texts of an array of metadata: `Texts` of a large one in a file, else a list."""
     import numpy as np
 
-    places, data = getattr(array, "_places", None), getattr(array, "data", None)
-    if isinstance(places, np.ndarray) and isinstance(data, memoryview):
-        return Texts(data, places)
-    read = getattr(array, "strings", None)
-    return list(array) if read is None else list(read())
+    places = getattr(array, "places", None)
+    return Texts(array.data, places) if isinstance(places, np.ndarray) else list(array)
+
+
+def all_texts(texts: Sequence[str]) -> list[str]:
+    """The same as a list."""
+    return texts.all() if isinstance(texts, Texts) else list(texts)
 
 
 def find_texts(texts: Sequence[str], names: Iterable[str]) -> dict[str, int]:

@@ -16,6 +16,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Container, Iterable, Mapping
 from functools import cached_property
+from itertools import chain
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 from whit.helpers import ArgumentError
@@ -295,13 +297,18 @@ _BYTE_OF = _spelling()
 
 def _merge_pairs(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     """The merges as pairs, without those that lead to no token."""
-    ids, found = vocabulary.ids, []
-    for merge in vocabulary.merges:
-        cut = merge.find(" ", 1)
-        first, second = merge[:cut], merge[cut + 1 :]
-        if first in ids and second in ids and first + second in ids:
-            found.append((first, second))
-    return found
+    ids, merges = vocabulary.ids, vocabulary.merges
+    if {merge.count(" ") for merge in merges} == {1}:
+        parts = " ".join(merges).split(" ")
+        firsts, seconds = parts[::2], parts[1::2]
+    else:  # a space may be part of a text
+        cuts = [merge.find(" ", 1) for merge in merges]
+        firsts = [merge[:cut] for merge, cut in zip(merges, cuts)]
+        seconds = [merge[cut + 1 :] for merge, cut in zip(merges, cuts)]
+    pairs = list(zip(firsts, seconds))
+    if all(map(ids.__contains__, chain(firsts, seconds, map(add, firsts, seconds)))):
+        return pairs
+    return [(a, b) for a, b in pairs if a in ids and b in ids and a + b in ids]
 
 
 def _bpe(vocabulary: Vocabulary) -> Encoder:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from whit.helpers import FileFormatError
-from whit.llm.texts import Texts, find_texts, texts_of
+from whit.llm.texts import Texts, all_texts, find_texts, texts_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,11 +125,12 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     if model not in MODELS:
         raise refuse(f"tokenizer.ggml.model = {str(model)[:60]!r}", f"whit knows {', '.join(MODELS)}")
     # a merger by scores looks at few tokens; the other models need a table of all
-    tokens = _texts(metadata, "tokens") if model == "llama" else list(_texts(metadata, "tokens"))
+    tokens = _texts(metadata, "tokens")
+    tokens = tokens if model == "llama" else all_texts(tokens)
     if not 1 <= len(tokens) <= MOST_TOKENS:
         raise refuse("tokenizer.ggml.tokens", f"it has {len(tokens)} entries")
     pre = str(metadata.get("tokenizer.ggml.pre", "default")) if model == "gpt2" else model
-    merges = list(_texts(metadata, "merges")) if model in ("gpt2", "gemma4") else []
+    merges = all_texts(_texts(metadata, "merges")) if model in ("gpt2", "gemma4") else []
     known = find_texts(tokens, _ENDS | _CONTROL_ENDS | _SHOWN)
     kinds = _kinds(metadata, known, len(tokens))
     numbers = {name: _special(metadata, name, model, len(tokens)) for name in _IDS}

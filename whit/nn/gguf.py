@@ -52,12 +52,12 @@ class GGUFArray(Sequence[Any]):
     """An array of the metadata, read when it is asked for. Elements are numbers, bools, texts or arrays.
 
     `kind` names the type of the elements as the format does: "u8" … "f64", "bool", "string", "array".
+    `places`: of texts, where in `data` their lengths stand, and the end; of arrays, the arrays.
     """
 
     def __init__(self, data: memoryview, kind: str, count: int, places: Any = None) -> None:
         self.data, self.kind, self._count = data, kind, count
-        # texts: where their lengths stand, and the end; arrays: the arrays
-        self._places = places
+        self.places = places
 
     def __len__(self) -> int:
         return self._count
@@ -71,7 +71,7 @@ class GGUFArray(Sequence[Any]):
             return [self[i] for i in range(*index.indices(self._count))]
         place = range(self._count)[index]
         if self.kind == "array":
-            return self._places[place]
+            return self.places[place]
         if self.kind == "string":
             return _text(self._text_bytes(place))
         size = _SIZES[self.kind]
@@ -79,7 +79,7 @@ class GGUFArray(Sequence[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if self.kind == "array":
-            return iter(self._places)
+            return iter(self.places)
         if self.kind == "string":
             return iter(self.strings())
         return (value for (value,) in struct.iter_unpack("<" + _FORMATS[self.kind], self.data))
@@ -106,7 +106,7 @@ class GGUFArray(Sequence[Any]):
     def byte_strings(self) -> list[bytes]:
         """The bytes of every text. ArgumentError if the elements are no texts."""
         self._only_texts("byte_strings")
-        data, places = bytes(self.data), self._places
+        data, places = bytes(self.data), self.places
         return [
             data[a + 8 : b]
             for a, b in itertools.pairwise(places if isinstance(places, list) else places.tolist())
@@ -116,14 +116,14 @@ class GGUFArray(Sequence[Any]):
         """Every text, decoded as one. Bytes that are no UTF-8 become U+FFFD. ArgumentError if the elements
         are no texts."""
         self._only_texts("strings")
-        if isinstance(self._places, list):
+        if isinstance(self.places, list):
             return [_text(text) for text in self.byte_strings()]
         import numpy as np
 
         # with lengths of less than 256 as zeros, eight zeros stand between the texts: the whole is decoded,
         # then cut
         body = np.frombuffer(self.data, np.uint8).copy()
-        body[self._places[:-1]] = 0
+        body[self.places[:-1]] = 0
         if np.count_nonzero(body) == len(body) - 8 * self._count:
             with suppress(UnicodeDecodeError):
                 return body.tobytes().decode().split("\0" * 8)[1:]
@@ -136,7 +136,7 @@ class GGUFArray(Sequence[Any]):
             )
 
     def _text_bytes(self, place: int) -> bytes:
-        return bytes(self.data[int(self._places[place]) + 8 : int(self._places[place + 1])])
+        return bytes(self.data[int(self.places[place]) + 8 : int(self.places[place + 1])])
 
 
 def _text(raw: bytes) -> str:
