@@ -223,6 +223,7 @@ class BatchedGradient:
         def single(node: UOp, shape: Shape) -> UOp:
             base, shaped = stand_in(shape, node.dtype, node.device or default_device(), "vmap")
             changes[base] = node.reshape((node.shape[0], prod(shape)))
+            changes[shaped] = node
             return shaped
 
         one = [None if g is None else single(g, g.shape[1:]) for g in upstreams]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from _thread import get_ident
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from whit.autograd.marks import Given, on_rebuilt, stand_in, transforming
@@ -142,7 +142,8 @@ class _Trace:
         self.result = trees.mapped(lambda leaf: _Slot if isinstance(leaf, Tensor) else leaf, self.result)
         nodes = set(UOp.sink(*self.roots).toposort())
         self.keys = [node for node in self.keys if node in nodes and node in random_.key_buffers]
-        self.fresh = True
+        self.fresh = True  # the random numbers of the trace are those of the first call
+        self.graph: _Graph | None = None
         self.outside = [
             _Outside(base, weakref.ref(t), t.shape, t.dtype, t.device)
             for t, _, base, _ in hidden
@@ -182,15 +183,18 @@ class _Trace:
 
     def applied(self, inputs: Sequence[Tensor]) -> Any:
         """The results for these tensors."""
-        changes = {base: _flat(t) for base, t in zip(self.inputs, inputs, strict=True)}
+        changes: dict[UOp, UOp] = {}
+        for base, tensor in zip(self.inputs, inputs, strict=True):
+            _stand_for(changes, base, tensor)
         for was in self.outside:
             now = was.tensor()
             assert now is not None, "looked at before"
-            changes[was.base] = _flat(now)
-        if not self.fresh:
-            changes |= {node: _fresh_key(node) for node in self.keys}
+            _stand_for(changes, was.base, now)
+        changes |= {node: node if self.fresh else _fresh_key(node) for node in self.keys}
         self.fresh = False
-        found = iter(substituted(self.roots, changes))
+        if self.graph is None:
+            self.graph = _Graph(self.roots, changes)
+        found = iter(substituted(self.roots, changes) if on_rebuilt else self.graph.applied(changes))
         return trees.mapped(lambda leaf: Tensor._wrap(next(found)) if leaf is _Slot else leaf, self.result)
 
 
@@ -198,8 +202,44 @@ class _Slot:
     """Stands for a tensor in a result."""
 
 
-def _flat(tensor: Tensor) -> UOp:
-    return tensor.uop.reshape((prod(tensor.shape),))
+def _stand_for(changes: dict[UOp, UOp], base: UOp, tensor: Tensor) -> None:
+    """What stands for a stand-in, flat and in its shape."""
+    node = tensor.uop
+    changes[base] = node.reshape((prod(node.shape),))
+    changes[base.reshape(node.shape)] = node
+
+
+class _Graph:
+    """A graph as a list of steps over a list of values, so that building it anew needs no search."""
+
+    def __init__(self, roots: Sequence[UOp], inputs: Iterable[UOp]) -> None:
+        position: dict[UOp, int] = {}
+        self.values: list[UOp] = []  # of the traced graph: what depends on no input stays
+        self.inputs: list[tuple[int, UOp]] = []
+        self.steps: list[tuple[int, UOp, tuple[int, ...], bool]] = []
+        moving: set[UOp] = set()
+        ends = frozenset(inputs)
+        for node in UOp.sink(*roots).toposort(ends.__contains__)[:-1]:
+            at = position[node] = len(self.values)
+            self.values.append(node)
+            if node in ends:
+                self.inputs.append((at, node))
+                moving.add(node)
+            elif any([s in moving for s in node.src]):
+                moving.add(node)
+                has_gradient = node.op is Ops.CALL and node.arg.gradient is not None
+                self.steps.append((at, node, tuple([position[s] for s in node.src]), has_gradient))
+        self.roots = [position[root] for root in roots]
+
+    def applied(self, changes: dict[UOp, UOp]) -> list[UOp]:
+        """The roots with other inputs."""
+        values = self.values.copy()
+        for at, node in self.inputs:
+            values[at] = changes[node]
+        for at, node, sources, has_gradient in self.steps:
+            made = UOp(node.op, node.dtype, tuple([values[s] for s in sources]), node.arg)
+            values[at] = _with_gradient(made, changes) if has_gradient else made
+        return [values[at] for at in self.roots]
 
 
 def _fresh_key(node: UOp) -> UOp:
@@ -236,8 +276,13 @@ def substituted(roots: Sequence[UOp], changes: dict[UOp, UOp]) -> tuple[UOp, ...
                 see(old, new)
         if old.op is not Ops.CALL or new is old or old.arg.gradient is None:
             return new
-        gradient = AppliedGradient(old.arg.gradient, changes)
-        uid = {"uid": fresh_uid()} if isinstance(old.arg, Given) else {}
-        return new.replace(arg=old.arg._replace(gradient=gradient, **uid))
+        return _with_gradient(new, changes)
 
     return rebuild(UOp.sink(*roots), change, known=changes).src
+
+
+def _with_gradient(call: UOp, changes: dict[UOp, UOp]) -> UOp:
+    """A CALL whose gradient function means the present inputs."""
+    gradient = AppliedGradient(call.arg.gradient, changes)
+    number = {"uid": fresh_uid()} if isinstance(call.arg, Given) else {}
+    return call.replace(arg=call.arg._replace(gradient=gradient, **number))

@@ -144,6 +144,7 @@ def _example(leaf: Tensor, axis: int, changes: dict[UOp, UOp]) -> Tensor:
     shape = node.shape[1:]
     base, shaped = stand_in(shape, node.dtype, leaf.device, "vmap")
     changes[base] = node.reshape((node.shape[0], prod(shape)))
+    changes[shaped] = node
     return Tensor._wrap(shaped)
 
 
