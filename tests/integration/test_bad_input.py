@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.integration.bad_calls import LEFT_OUT, fault, faults_of, receivers
+import whit.array_api as xp
+from tests.integration.bad_calls import LEFT_OUT, fault, faults_of, receivers, signature_of
 from whit import Context, Device, Tensor, TinyJit, dtypes, nn
 from whit.helpers import (
     ArgumentError,
@@ -51,6 +52,14 @@ SPECIAL = [
     "__setitem__",
     "__truediv__",
     "__iter__",
+    "__array__",
+    "__array_namespace__",
+    "__complex__",
+    "__contains__",
+    "__dlpack__",
+    "__iadd__",
+    "__index__",
+    "__ipow__",
 ]
 METHODS = [
     n
@@ -110,6 +119,30 @@ def test_methods_of_tensors(part: int) -> None:
 def test_each_method_often(name: str) -> None:
     for seed in range(4):
         check(60, seed, name)
+
+
+API = [(xp, n) for n in xp.__all__ if inspect.isfunction(getattr(xp, n))]
+API += [(xp.linalg, n) for n in xp.linalg.__all__]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("part", range(3))
+def test_functions_of_the_array_api(part: int) -> None:
+    wrong = []
+    for module, name in API[part::3]:
+        wrong += faults_of(name, getattr(module, name), 8, 1, None)
+        if next(iter(signature_of(getattr(module, name))), None) is not None:
+            wrong += faults_of(name, getattr(module, name), 6, 2, ())
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("module, name", API)
+def test_each_function_of_the_array_api_often(module: Any, name: str) -> None:
+    for seed in range(4):
+        found = faults_of(name, getattr(module, name), 60, seed, None)
+        assert not found, "\n".join(found)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -15,6 +15,7 @@ import math
 from typing import Any
 
 from whit.array_api import linalg
+from whit.array_api.checks import check_all
 from whit.array_api.creation import (
     arange,
     asarray,
@@ -335,3 +336,4 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+check_all(globals(), __all__)

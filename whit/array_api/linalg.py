@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from whit.array_api.checks import check_all
 from whit.array_api.dtypes import result_type
 from whit.helpers import ArgumentError, ShapeError
 from whit.tensor import Tensor
@@ -268,3 +269,31 @@ def svd(x: Tensor, /, *, full_matrices: bool = True) -> SVD:
 def svdvals(x: Tensor, /) -> Tensor:
     """Singular values in falling order."""
     return svd(x, full_matrices=False).S
+
+
+__all__ = [
+    "cholesky",
+    "cross",
+    "det",
+    "diagonal",
+    "eigh",
+    "eigvalsh",
+    "inv",
+    "matmul",
+    "matrix_norm",
+    "matrix_power",
+    "matrix_rank",
+    "matrix_transpose",
+    "outer",
+    "pinv",
+    "qr",
+    "slogdet",
+    "solve",
+    "svd",
+    "svdvals",
+    "tensordot",
+    "trace",
+    "vecdot",
+    "vector_norm",
+]
+check_all(globals(), __all__)

@@ -45,6 +45,7 @@ def expand_dims(x: Tensor, /, axis: int | tuple[int, ...] = 0) -> Tensor:
     """x with an axis of size 1 at a position of the result, or at several."""
     if isinstance(axis, int):
         return x.unsqueeze(axis)
+    axis = tuple([int(a.__index__()) for a in axis])
     ndim = x.ndim + len(axis)
     places = {a + ndim if a < 0 else a for a in axis}
     if len(places) != len(axis) or not all(0 <= a < ndim for a in places):

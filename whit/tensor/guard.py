@@ -12,7 +12,7 @@ from typing import Any
 
 from whit.helpers import ArgumentError, WhitError
 
-_COMPLAINTS = (TypeError, AttributeError, ValueError, IndexError, KeyError, OverflowError, ZeroDivisionError)
+COMPLAINTS = (TypeError, AttributeError, ValueError, IndexError, KeyError, OverflowError, ZeroDivisionError)
 
 
 def guard(cls: type, names: Iterable[str]) -> None:
@@ -34,9 +34,10 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **named)
         except WhitError:
             raise
-        except _COMPLAINTS as error:
+        except COMPLAINTS as error:
             shown = args[1:] if function.__name__ == "__init__" else args
-            given = [_show(a) for a in shown] + [f"{key}={_show(value)}" for key, value in named.items()]
+            given = [show_argument(a) for a in shown]
+            given += [f"{key}={show_argument(value)}" for key, value in named.items()]
             raise ArgumentError(
                 f"{name}({', '.join(given)})",
                 because=f"an argument is of a kind that {name} does not take ({error})",
@@ -46,7 +47,8 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _show(value: Any) -> str:
+def show_argument(value: Any) -> str:
+    """A short text of an argument."""
     uop = getattr(value, "uop", None)
     text = f"<Tensor {uop.dtype} {uop.shape}>" if uop is not None else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -145,6 +145,11 @@ class dtypes:
     ulong = uint64
 
     fp8s: Final = (fp8e4m3, fp8e5m2)
+    fp8_ocp: Final = fp8s
+    int8s: Final = (uint8, int8)
+    int16s: Final = (uint16, int16)
+    int32s: Final = (uint32, int32)
+    int64s: Final = (uint64, int64)
     floats: Final = (fp8e4m3, fp8e5m2, float16, bfloat16, float32, float64)
     uints: Final = (uint8, uint16, uint32, uint64)
     sints: Final = (int8, int16, int32, int64)
