@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -239,6 +240,7 @@ def _serve_options(command: argparse.ArgumentParser) -> None:
     add("--cors", action="append", default=[], metavar="ORIGIN", help="sites whose pages may ask; * for all")
     add("--allow-host", action="append", default=[], metavar="NAME", help="another name of this server")
     add("--grace", type=float, default=10.0, metavar="S", help="seconds that answers get at the end (10)")
+    add("--no-warm-up", action="store_true", help="answer at once; first requests wait for their kernels")
     add("--prefixes", metavar="FILE", help="keep known beginnings of prompts in this file between runs")
     add("--log-level", default="warning", choices=("error", "warning", "info", "debug"))
 
@@ -457,6 +459,8 @@ def run_serve(options: argparse.Namespace) -> int:
         loaded = _loaded(options, slots=options.slots, max_waiting=options.max_waiting)
         if options.prefixes and Path(options.prefixes).exists():
             loaded.engine.load_prefixes(options.prefixes)
+        if not options.no_warm_up:
+            _warm_up(loaded)
         service = loaded.service(options.name, images=options.images, max_tokens=options.max_tokens, **more)
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
@@ -478,6 +482,12 @@ def run_serve(options: argparse.Namespace) -> int:
             at_end=save,
         )
     return 0
+
+
+def _warm_up(loaded: Loaded) -> None:
+    began = time.monotonic()
+    loaded.engine.warm_up()
+    print(f"whit: kernels ready after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
 
 
 def _is_local(host: str) -> bool:

@@ -580,3 +580,40 @@ def test_a_real_models_texts_are_the_same_alone_together_and_with_guesses(specul
                     (_, first), (_, second) = event.top_logprobs
                     assert first - second < 1e-2
                     break
+
+
+# ---- warming up --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("speculate", [None, "ngram"])
+def test_after_warming_up_no_request_compiles_or_records(reference: Reference, speculate: str | None) -> None:
+    from whit.engine import compile as kernels
+
+    told: list[str] = []
+    model = Model.load(tiny_file(), cache_dtype="float32")
+    with Engine(model, ByteTokenizer(), speculate=speculate, **SIZES) as engine:
+        engine.warm_up(told.append)
+        step = engine._cache.step
+        before = (len(kernels._kernels), step.captures)
+        prompts = [b"a", b"hello there", b"x" * 70, b"more of it", b"ab ab ab ab ab"]
+        for _ in range(2):
+            params = SamplingParams(max_tokens=9, temperature=0)
+            made = [engine.submit(list(prompt), params) for prompt in prompts]
+            for request, prompt in zip(made, prompts):
+                assert request.result().tokens == reference.greedy(list(prompt), 9)
+        for temperature, top_p in ((1.0, 1.0), (0.7, 0.9)):
+            engine.submit(list(b"one"), SamplingParams(temperature, top_p=top_p, max_tokens=3)).result()
+        assert (len(kernels._kernels), step.captures) == before
+    assert len(told) == len(set(told)) >= 5
+
+
+def test_warming_up_disturbs_no_text(reference: Reference) -> None:
+    model = Model.load(tiny_file(), cache_dtype="float32")
+    with Engine(model, ByteTokenizer(), **SIZES) as engine:
+        first = engine.submit(list(b"same beginning of two"), SamplingParams(max_tokens=60, temperature=0))
+        next(first)
+        engine.warm_up()
+        again = engine.submit(list(b"same beginning of two"), SamplingParams(max_tokens=60, temperature=0))
+        want = reference.greedy(list(b"same beginning of two"), 60)
+        assert again.result().tokens == want
+        assert [event.token for event in first if event.token is not None] == list(want[1:])

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -39,6 +40,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _WIDTHS = (1, 8, 32)  # numbers of tokens that short pieces of a prompt are padded to
 _GUESSED = (4, 8, 16)  # the same where guesses are checked
+_REHEARSED = (
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=1),
+    SamplingParams(temperature=0.7, top_p=0.9),
+)
 
 
 class EngineBusy(WhitError, RuntimeError):
@@ -73,9 +79,11 @@ class Model(Protocol):
         last: Sequence[int],
         *,
         every: bool = False,
+        padded: bool = False,
     ) -> Tensor:
         """Read `tokens` (B, T) into the cache: row b at positions start[b] … of sequence slots[b]. Logits
-        (B, V) of the tokens number last[b] (what follows is padding); with `every` (B, T, V) of all."""
+        (B, V) of the tokens number last[b] (what follows is padding); with `every` (B, T, V) of all; with
+        `padded` there may be more rows, which nobody reads."""
         ...
 
 
@@ -360,6 +368,43 @@ class Engine:
             self._changed.notify_all()
         return future.result()
 
+    def warm_up(self, tell: Callable[[str], None] = lambda text: None) -> None:
+        """Make the kernels and plans that requests will need, in the order of need, so that none waits for a
+        compiler: for every number of tokens that is read at once and of requests that are written at once,
+        greedy and drawn. Requests that come meanwhile are served in between. `tell` is called before each."""
+        for rows, width, every in self._kinds():
+            what = f"{rows} × {width} tokens" + (" that were guessed" if every else "")
+            tell(what if width > 1 or every else f"the next token of {rows}")
+            self.call(partial(self._rehearse, rows, width, every))
+
+    def _kinds(self) -> list[tuple[int, int, bool]]:
+        """The passes that requests may need: (requests, tokens of each, whether all logits are wanted)."""
+        slots = len(self._table.slots)
+        most = min(self.chunk, self.context)
+        widths = [8, 1, 32, *[1 << n for n in range(6, most.bit_length() + 1) if 1 << n < 2 * most]]
+        rows = [1 << n for n in range(1, slots.bit_length()) if 1 << n < slots]
+        rows += [slots] if slots > 1 else []
+        found = [(1, n, False) for n in widths]
+        found += [(1, n, True) for n in _GUESSED] if self._drafter is not None else []
+        return found + [(n, 1, False) for n in rows]
+
+    def _rehearse(self, rows: int, width: int, every: bool) -> None:
+        """A pass that leaves no trace: it writes behind the texts of slots, where nobody reads. Two times:
+        the second one is recorded."""
+        slots = sorted(self._table.slots, key=lambda slot: len(slot.tokens))[:rows]
+        if any(len(slot.tokens) >= self.context for slot in slots):
+            return
+        for _ in range(2):
+            logits = self.model.forward(
+                [[0] * width] * rows, [len(slot.tokens) for slot in slots], self._cache,
+                [slot.index for slot in slots], [0] * rows, every=every, padded=not every,
+            )  # fmt: skip
+            if every:
+                self._sampler.most_likely(logits.reshape(logits.shape[1], logits.shape[2]))
+                continue
+            for params in _REHEARSED:
+                self._sampler.sample(logits, [RowState(params) for _ in slots], list(range(rows)))
+
     @property
     def stats(self) -> Stats:
         """A copy of the counters."""
@@ -639,6 +684,7 @@ class Engine:
             [slot.index for slot in slots],
             [count - 1] * len(parts),
             every=every,
+            padded=not every,
         )
         for slot, part in zip(slots, parts):
             slot.tokens += part

@@ -251,13 +251,14 @@ class Model:
         last: Sequence[int] | None = None,
         *,
         every: bool = False,
+        padded: bool = False,
     ) -> Tensor:
         """Read `tokens` into the cache and tell what comes next.
 
         Shapes:  tokens (B, T) int32: row b holds positions start[b] … of slot slots[b] (default: 0, 1, …), of
                  which the first last[b] + 1 count (default: all; the rest is padding, and is overwritten
                  later) -> logits (B, V) float32 of the tokens number last[b]; with `every` (B, T, V) of all
-                 tokens
+                 tokens; with `padded` perhaps more rows than B, whose values mean nothing
         Errors:  ArgumentError for rows, positions or slots that do not fit
         """
         rows, count = _shape(tokens)
@@ -280,7 +281,7 @@ class Model:
         )
         if every:
             return logits[:rows, :count]
-        return logits if rows == height else logits[:rows]
+        return logits if rows == height or padded else logits[:rows]
 
 
 def _shape(tokens: Tensor | Sequence[Sequence[int]]) -> tuple[int, int]:
