@@ -602,7 +602,8 @@ def test_after_warming_up_no_request_compiles_or_records(reference: Reference, s
             for request, prompt in zip(made, prompts):
                 assert request.result().tokens == reference.greedy(list(prompt), 9)
         for temperature, top_p in ((1.0, 1.0), (0.7, 0.9)):
-            engine.submit(list(b"one"), SamplingParams(temperature, top_p=top_p, max_tokens=3)).result()
+            params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=3)
+            engine.submit(list(b"one"), params).result()
         assert (len(kernels._kernels), step.captures) == before
     assert len(told) == len(set(told)) >= 5
 

@@ -25,12 +25,13 @@ from whit.llm.api.fields import (
 )
 from whit.llm.api.messages import MESSAGES, TOOL_CHOICE, TOOLS, check_names, for_template
 from whit.llm.api.options import (
+    IGNORED,
     LOGIT_BIAS,
-    METADATA,
     RESPONSE_FORMAT,
     SAMPLING,
     STOP,
     STREAM_OPTIONS,
+    VERBOSITY,
     sampling,
     schema_of,
 )
@@ -70,16 +71,9 @@ FIELDS: dict[str, Check] = {
     "reasoning_effort": EFFORT,
     "chat_template_kwargs": mapping(None, 32),
     **SAMPLING,
-    # what changes nothing here
-    "metadata": METADATA,
-    "user": string(),
-    "safety_identifier": string(),
-    "prompt_cache_key": string(),
-    "prompt_cache_retention": string(),
-    "prompt_cache_options": mapping(),
-    "service_tier": choice("auto", "default", "flex", "scale", "priority"),
+    **IGNORED,
     "modalities": array(choice("text"), 1),
-    "verbosity": choice("low", "medium", "high"),
+    "verbosity": VERBOSITY,
     "prediction": mapping(),
     # what this server does not have
     "store": unsupported("chat completions are not stored", False),

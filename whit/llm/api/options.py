@@ -55,25 +55,35 @@ STOP = either(
 )
 LOGIT_BIAS = mapping(number(-100, 100), 1024)
 STREAM_OPTIONS = record({"include_usage": boolean, "include_obfuscation": boolean})
-METADATA = mapping(string(0, 512), 16)
+IGNORED: dict[str, Check] = {  # what changes nothing here
+    "metadata": mapping(string(0, 512), 16),
+    "user": string(),
+    "safety_identifier": string(),
+    "prompt_cache_key": string(),
+    "prompt_cache_retention": string(),
+    "prompt_cache_options": mapping(),
+    "service_tier": choice("auto", "default", "flex", "scale", "priority"),
+}
+VERBOSITY = choice("low", "medium", "high")  # that, too
 
+_NAMED: dict[str, Check] = {"name": string(1, 64), "description": string(), "strict": boolean}
 _SCHEMA = record(
-    {
-        "name": string(1, 64),
-        "description": string(),
-        "schema": either((dict, mapping()), (bool, boolean), wanted="a JSON schema"),
-        "strict": boolean,
-    },
+    {**_NAMED, "schema": either((dict, mapping()), (bool, boolean), wanted="a JSON schema")},
     required=("name",),
 )
-RESPONSE_FORMAT = tagged(
-    {
-        "text": record({"type": choice("text")}),
-        "json_object": record({"type": choice("json_object")}),
-        "json_schema": record(
-            {"type": choice("json_schema"), "json_schema": _SCHEMA}, required=("json_schema",)
-        ),
-    }
+
+
+def output_forms(schema: Check) -> Check:
+    """The forms that an output may have, given how the endpoint writes the one with a schema."""
+    plain = {name: record({"type": choice(name)}) for name in ("text", "json_object")}
+    return tagged({**plain, "json_schema": schema})
+
+
+RESPONSE_FORMAT = output_forms(
+    record({"type": choice("json_schema"), "json_schema": _SCHEMA}, required=("json_schema",))
+)
+TEXT_FORMAT = output_forms(  # of /v1/responses
+    record({"type": choice("json_schema"), **_NAMED, "schema": mapping()}, required=("name", "schema"))
 )
 
 

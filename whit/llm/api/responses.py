@@ -29,7 +29,7 @@ from whit.llm.api.fields import (
     wrong_value,
 )
 from whit.llm.api.messages import NAME, Message, check_names, template_call, text_of
-from whit.llm.api.options import METADATA, SAMPLING, sampling, schema_of
+from whit.llm.api.options import IGNORED, SAMPLING, TEXT_FORMAT, VERBOSITY, sampling, schema_of
 from whit.llm.api.service import ForcedCall, Lines, Parser, Piece, PlainParser, Service, Step, drop
 from whit.llm.engine import Request, Usage
 
@@ -125,22 +125,6 @@ _TOOL = tagged(
         )
     }
 )
-_FORMAT = tagged(
-    {
-        "text": record({"type": choice("text")}),
-        "json_object": record({"type": choice("json_object")}),
-        "json_schema": record(
-            {
-                "type": choice("json_schema"),
-                "name": string(1, 64),
-                "description": string(),
-                "schema": mapping(),
-                "strict": boolean,
-            },
-            required=("name", "schema"),
-        ),
-    }
-)
 _INCLUDE = choice(
     "message.output_text.logprobs", "reasoning.encrypted_content", "message.input_image.image_url",
     "file_search_call.results", "web_search_call.results", "code_interpreter_call.outputs",
@@ -162,7 +146,7 @@ FIELDS: dict[str, Check] = {
         wanted='"none", "auto", "required" or an object that names a function',
     ),
     "parallel_tool_calls": boolean,
-    "text": record({"format": _FORMAT, "verbosity": choice("low", "medium", "high")}),
+    "text": record({"format": TEXT_FORMAT, "verbosity": VERBOSITY}),
     "reasoning": record(
         {
             "effort": EFFORT,
@@ -172,16 +156,9 @@ FIELDS: dict[str, Check] = {
     ),
     "top_logprobs": integer(0, 20),
     "include": array(_INCLUDE),
-    "metadata": METADATA,
     "truncation": unsupported("a too long input is refused, not cut", "disabled"),
-    **{name: check for name, check in SAMPLING.items()},
-    # what changes nothing here
-    "user": string(),
-    "safety_identifier": string(),
-    "prompt_cache_key": string(),
-    "prompt_cache_retention": string(),
-    "prompt_cache_options": mapping(),
-    "service_tier": choice("auto", "default", "flex", "scale", "priority"),
+    **SAMPLING,
+    **IGNORED,
     "max_tool_calls": integer(1),
     # what this server does not have
     "background": unsupported("nothing runs in the background", False),
