@@ -267,14 +267,19 @@ def sources_digest(*rooms: str) -> str:
     return digest.hexdigest()
 
 
-def write_atomic(path: str | Path, body: bytes) -> None:
+def write_atomic(
+    path: str | Path, body: bytes | Iterable[bytes | memoryview], *, durable: bool = False
+) -> None:
     """Write a file so that it is either the old one or the whole new one; on failure nothing remains of the
-    new."""
+    new. `body` may come in parts; `durable`: it is on the disk when this returns."""
     temporary = os.path.join(os.path.dirname(path), f".tmp-{os.getpid()}-{os.urandom(8).hex()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(body)
+            file.writelines([body] if isinstance(body, bytes) else body)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tests.llm import tiny
 from whit.helpers import ArgumentError
 from whit.llm.engine import EngineBusy, EngineClosed, Event, Request, Stats, Usage
 from whit.llm.sampling import SamplingParams
@@ -17,7 +18,7 @@ from whit.llm.sampling import SamplingParams
 BOS, EOS = 256, 257
 
 
-class ByteTokenizer:
+class ByteTokenizer(tiny.ByteTokenizer):
     """A token a byte; two special tokens."""
 
     vocab_size = 258
@@ -30,9 +31,6 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         text = bytes([id for id in ids if id < 256]).decode("utf-8", "replace")
         return ("<bos>" if special and BOS in ids else "") + text
-
-    def token_bytes(self, id: int) -> bytes:
-        return bytes([id]) if id < 256 else b""
 
 
 class LineTemplate:

@@ -17,7 +17,6 @@ import mmap
 import os
 import re
 import struct
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -25,7 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, overload
 
-from whit.helpers import ArgumentError, FileFormatError, prod, round_up
+from whit.helpers import ArgumentError, FileFormatError, prod, round_up, write_atomic
 from whit.nn.blocks import BLOCK_TYPES, BlockType, block_type, decode
 from whit.nn.state import FileError
 from whit.tensor import Tensor, hooks, storage
@@ -608,34 +607,24 @@ def write_gguf(path: str | Path, metadata: Mapping[str, Any], tensors: Mapping[s
         head += struct.pack("<IQ", entry.type.id, place)
         place += round_up(entry.nbytes, alignment)
     head += bytes(-len(head) % alignment)
-    _write(Path(path), head, list(entries.values()), alignment)
-
-
-def _write(path: Path, head: bytearray, entries: list[Encoded], alignment: int) -> None:
-    temporary = ""
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(head)
-            for entry in entries:
-                data = memoryview(entry.data() if callable(entry.data) else entry.data).cast("B")
-                assert data.nbytes == entry.nbytes, f"{data.nbytes} bytes for {entry.type} {entry.shape}"
-                file.write(data)
-                file.write(bytes(-data.nbytes % alignment))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        temporary = ""
+        write_atomic(path, _parts(head, list(entries.values()), alignment), durable=True)
     except OSError as error:
         raise FileError(
             f"write_gguf to {path}",
             because=str(error),
             fix="choose another place; what was there before is unchanged",
         ) from error
-    finally:
-        if temporary:
-            with suppress(OSError):
-                os.unlink(temporary)
+
+
+def _parts(head: bytearray, entries: list[Encoded], alignment: int) -> Iterator[bytes | memoryview]:
+    """The file, piece by piece: what is encoded when it is written never lies in memory as a whole."""
+    yield bytes(head)
+    for entry in entries:
+        data = memoryview(entry.data() if callable(entry.data) else entry.data).cast("B")
+        assert data.nbytes == entry.nbytes, f"{data.nbytes} bytes for {entry.type} {entry.shape}"
+        yield data
+        yield bytes(-data.nbytes % alignment)
 
 
 def _key(name: object) -> bytes:

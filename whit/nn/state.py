@@ -3,19 +3,18 @@ lazily."""
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import json
 import mmap
 import os
 import struct
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
-from whit.helpers import ArgumentError, FileFormatError, WhitError, all_int, prod, round_up
+from whit.helpers import ArgumentError, FileFormatError, WhitError, all_int, prod, round_up, write_atomic
 from whit.tensor import Tensor, hooks, storage
 from whit.tensor.indexing import in_memory
 from whit.uop import DType, UOp, dtypes
@@ -235,31 +234,15 @@ def safe_save(
     text = text.ljust(round_up(len(text), 8))
     if tensors:
         hooks.realize(list(tensors.values()))
-    _write_atomic(target, [struct.pack("<Q", len(text)) + text], [tensors[name] for name in order])
-
-
-def _write_atomic(path: Path, head: list[bytes], tensors: list[Tensor]) -> None:
-    temporary = ""
+    head = struct.pack("<Q", len(text)) + text
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
-        with os.fdopen(handle, "wb") as file:
-            file.writelines(head)
-            for tensor in tensors:
-                file.write(hooks.read(tensor))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        temporary = ""
+        write_atomic(target, chain([head], (hooks.read(tensors[name]) for name in order)), durable=True)
     except OSError as error:
         raise FileError(
-            f"safe_save to {path}",
+            f"safe_save to {target}",
             because=str(error),
             fix="choose another place; what was there before is unchanged",
         ) from error
-    finally:
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
 
 
 def safe_load(path: str | Path, device: str | None = None) -> dict[str, Tensor]:
