@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from whit.helpers import CHECK, ArgumentError, DTypeError, IndexingError, ShapeError, prod
+from whit.helpers import CHECK, ArgumentError, DTypeError, IndexingError, ShapeError, all_int, prod
 from whit.tensor.base import TensorBase, check_devices, scalar_shape
 from whit.tensor.random import RandomMixin
 from whit.tensor.selection import (
@@ -76,6 +76,10 @@ class IndexingMixin(RandomMixin):
         view = simple_view(self.uop, index)
         if view is not None:
             return self._wrap(view)
+        if isinstance(index, TensorBase) and index.uop.dtype.is_bool and self._fits(index):
+            places = index.reshape(-1).nonzero().reshape(-1)  # type: ignore[attr-defined]  # a Tensor's
+            rows = self.uop.reshape((index.uop.size, *self.shape[index.ndim:]))
+            return self._wrap(UOp(Ops.TAKE, rows.dtype, (rows, places.uop), 0))
         selection = self._selection(index)
         if selection.arrays:
             check_devices("index", self.uop, *[array.values for array in selection.arrays])
@@ -101,12 +105,38 @@ class IndexingMixin(RandomMixin):
             if value.ndim <= len(rest or ()) or value.shape[0] == 1:  # no need to know the mask
                 self.uop = self._masked_write(mask, value)
                 return
+            spread = self._spread(index, value)
+            if spread is not None:
+                self.uop = spread
+                return
         selection = self._selection(index)
         new = self._value_for(value, selection.shape)
         check_devices("write", self.uop, new, *[array.values for array in selection.arrays])
         if selection.arrays:
             new = write_arrays(read_basic(self.uop, selection), selection, new)
         self.uop = _write_basic(self.uop, selection, new)
+
+    def _fits(self, mask: TensorBase) -> bool:
+        """Whether a bool tensor covers leading axes exactly, whose sizes are known."""
+        shape = mask.uop.shape
+        return bool(shape) and all_int(shape) and shape == self.uop.shape[:len(shape)]
+
+    def _spread(self, mask: Any, value: Any) -> UOp | None:
+        """x[mask] = value for a value for each place that the mask selects: the mask's running count says
+        which one. None where the shapes do not say so."""
+        rest = self.shape[mask.ndim:]
+        if not self._fits(mask) or value.shape[1:] != rest:
+            return None
+        count = int(mask.cast(dtypes.int32).sum().item())
+        if value.shape[0] != count:
+            raise ShapeError(
+                f"write a value of shape {show_shape(value.shape)} through a mask that selects {count}",
+                because="the value does not broadcast to the places",
+                fix="give one value, or one for each place")
+        which = mask.reshape(-1).cast(dtypes.int32).cumsum() - 1
+        taken = UOp(Ops.TAKE, self.dtype, (value.cast(self.dtype).uop, which.uop), 0).reshape(self.shape)
+        wide = mask.uop.reshape((*mask.shape, *(1,) * len(rest)))
+        return overwritten(self.uop, wide.alu(Ops.WHERE, taken, self.uop))
 
     def _value_for(self, value: Any, shape: Shape) -> UOp:
         """The value to be written, in this dtype, with exactly that shape."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from pathlib import Path
 from typing import Any, Self
 
 from whit.helpers import ArgumentError, DTypeError, FileFormatError, ShapeError, cache_dir, write_atomic
@@ -186,6 +184,7 @@ def _fetch(url: str) -> bytes:
     import hashlib
     import urllib.error
     import urllib.request
+    from pathlib import Path
 
     scheme = url.partition(":")[0].lower() if isinstance(url, str) else ""
     if scheme not in ("http", "https", "file"):
@@ -235,6 +234,8 @@ def _sees_host(device: str) -> bool:
 
 def borrow(array: Any, shape: Shape, dtype: DType, device: str, owner: Any) -> UOp:
     """A BUFFER over the memory of a plain array, which `owner` (Lent or Borrowed) keeps."""
+    import ctypes
+
     from whit.tensor.tensor import buffer_of
 
     nbytes = array.nbytes
