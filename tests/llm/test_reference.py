@@ -17,6 +17,7 @@ from whit.llm.model import Model
 from whit.llm.tokenizer import Tokenizer
 
 EQUAL = 2e-3  # of a logit: float32 in another order
+EQUAL_GELU = 0.03  # the same where llama.cpp takes GELU from a table of halves
 ROUNDED = 1.5, 0.3  # the most that rounding activations moves a logit, and its root mean square
 
 
@@ -65,13 +66,13 @@ def test_data_is_whole(smollm2: Path) -> None:
             assert all(first >= second for first, second in run["logits"])
 
 
-def check_exact(path: Path) -> None:
+def check_exact(path: Path, within: float) -> None:
     model = Model.load(path, cache_dtype="float32")
     data = data_of(model, "exact")
     found = compare(model, data["runs"])
-    assert found.equal == found.prompts == len(TEXTS) and found.worst < EQUAL, list(found.lines())
-    ours, theirs = perplexity_ratio(model, data)
-    assert ours == pytest.approx(theirs, rel=1e-4)
+    assert found.equal == found.prompts and found.worst < within, list(found.lines())
+    ours, theirs = perplexity_ratio(model, data, len(data["perplexity"]["losses"]))
+    assert ours == pytest.approx(theirs, rel=2e-4)
 
 
 def check_default(path: Path) -> None:
@@ -87,12 +88,12 @@ def check_default(path: Path) -> None:
 
 @pytest.mark.slow
 def test_smollm2_equals_llama_cpp_with_exact_weights(smollm2: Path) -> None:
-    check_exact(smollm2)
+    check_exact(smollm2, EQUAL)
 
 
 @pytest.mark.slow
 def test_gemma_equals_llama_cpp_with_exact_weights(gemma: Path) -> None:
-    check_exact(gemma)
+    check_exact(gemma, EQUAL_GELU)
 
 
 @pytest.mark.slow
