@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from whit.helpers import ArgumentError, DTypeError, ShapeError
 from whit.tensor.base import TensorBase, check_devices
@@ -13,7 +12,6 @@ from whit.tensor.storage import default_device
 from whit.uop import DType, Ops, Shape, Sint, UOp, dtypes
 from whit.uop.args import CallArg, RangeArg
 from whit.uop.program import Program, arrays_of, param, with_slots
-from whit.uop.spec import verify_kernel
 from whit.uop.symbolic import simplify
 from whit.uop.uop import show_shape
 
@@ -54,6 +52,8 @@ class CustomMixin(ReduceMixin):
                                     fix="pass a function that builds the kernel")
         check_devices("custom_kernel", *[t.uop for t in tensors])
         kernel = _kernel_of(fxn(*[param(n, unbound(t.shape), t.dtype) for n, t in enumerate(tensors)]))
+        from whit.uop.spec import verify_kernel
+
         verify_kernel(kernel, "given to custom_kernel")
         params, stored = arrays_of(kernel)
         written = [n for n in range(len(tensors)) if n in stored]
@@ -64,7 +64,7 @@ class CustomMixin(ReduceMixin):
         order = [*written, *[n for n in range(len(tensors)) if n not in stored]]
         values = [tensors[n].uop for n in order[len(written):]]
         outputs = [(tensors[n].shape, tensors[n].dtype) for n in written]
-        gradient = None if grad_fxn is None else _TensorGradient(grad_fxn, type(self), tuple(order))
+        gradient: Any = None if grad_fxn is None else _TensorGradient(grad_fxn, type(self), tuple(order))
         slots = [order.index(n) for n in range(len(tensors))]
         results = run(with_slots(_renumbered(kernel), slots), values, outputs, self.device, gradient)
         made = list(tensors)
@@ -87,8 +87,7 @@ def run(kernel: UOp, values: Sequence[UOp], outputs: Sequence[tuple[Shape, DType
     return [UOp(Ops.OUTPUT, dtype, (call,), (n, tuple(shape))) for n, (shape, dtype) in enumerate(outputs)]
 
 
-@dataclass(frozen=True)
-class _TensorGradient:
+class _TensorGradient(NamedTuple):
     """A gradient function between tensors as one between nodes. `order`: outputs first, as the kernel has
     them."""
 
@@ -119,8 +118,7 @@ class _TensorGradient:
         return parts
 
 
-@dataclass(frozen=True)
-class Backward:
+class Backward(NamedTuple):
     """A gradient function of whit's own kernels, between tensors: `function(gradients, outputs, values,
     *args)` with None for gradients that are zero, to a gradient (or None) for each value. Equal ones are
     equal, so that equal calls are one node."""
