@@ -160,7 +160,7 @@ def _model_options(command: argparse.ArgumentParser) -> None:
         "--cache-type",
         default="float16",
         metavar="TYPE",
-        help="of keys and values: float16, bfloat16, float32",
+        help="of keys and values: float16, bfloat16, float32, int8",
     )
     group.add_argument(
         "--activations",

@@ -618,3 +618,19 @@ def test_warming_up_disturbs_no_text(reference: Reference) -> None:
         want = reference.greedy(list(b"same beginning of two"), 60)
         assert again.result().tokens == want
         assert [event.token for event in first if event.token is not None] == list(want[1:])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_narrow_caches_keep_prefixes(dtype: str, tmp_path: Path) -> None:
+    model, params = Model.load(tiny_file(), cache_dtype=dtype), SamplingParams(max_tokens=12, temperature=0)
+    text = list(b"the same beginning of a longer text, so that blocks of it are kept")
+    with Engine(model, ByteTokenizer(), **SIZES) as engine:
+        alone = engine.submit(text, params).result()
+        again = [engine.submit(text, params) for _ in range(3)]
+        for request in again:
+            assert request.result().tokens == alone.tokens
+        engine.save_prefixes(tmp_path / "prefixes")
+    with Engine(model, ByteTokenizer(), **SIZES) as engine:
+        engine.load_prefixes(tmp_path / "prefixes")
+        restored = engine.submit(text, params).result()
+        assert restored.tokens == alone.tokens and restored.usage.cached >= BLOCK

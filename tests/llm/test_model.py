@@ -17,11 +17,12 @@ from tests.llm.convert import COMMON, Case, convert, neighbours, random_model
 from tests.llm.test_arch import CASES
 from whit import Context, Tensor
 from whit.helpers import ArgumentError, FileFormatError
-from whit.llm.attention import BLOCK, attend, rotate, seen_by
+from whit.llm.attention import BLOCK, Memory, attend, rotate, seen_by
 from whit.llm.generate import generate
 from whit.llm.model import Model
 from whit.llm.perplexity import perplexity
 from whit.nn.gguf import open_gguf, write_gguf
+from whit.uop import UOp, dtypes
 
 VOCAB = COMMON["vocab_size"]
 
@@ -114,12 +115,42 @@ def test_a_saved_slot_is_restored_elsewhere(windowed: tuple[Any, Path]) -> None:
         cache.restore(1, 7, saved)
 
 
-@pytest.mark.parametrize("dtype, within", [("float16", 2e-3), ("bfloat16", 2e-2)])
-def test_narrow_caches(windowed: tuple[Any, Path], dtype: str, within: float) -> None:
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_narrow_caches_serve_several_slots_in_a_record(windowed: tuple[Any, Path], dtype: str) -> None:
+    reference, path = windowed
+    model = Model.load(path, cache_dtype=dtype)
+    cache, texts = model.new_cache(3, 32), [some_tokens(16, seed) for seed in range(2)]
+    wants = [expected(reference, text) for text in texts]
+    for slot, text in enumerate(texts):
+        model.forward([text[:8]], [0], cache, [slot])
+    for place in range(8, 13):
+        logits = model.forward([text[place : place + 1] for text in texts], [place] * 2, cache, [0, 1])
+        for row, want in zip(logits, wants):
+            close(row, want[place], 3e-2)
+    cache.restore(2, 13, cache.save(1, 13))
+    close(model.forward([texts[1][13:14]], [13], cache, [2])[0], wants[1][13], 3e-2)
+
+
+def test_rows_of_int8_are_the_nearest_whole_numbers() -> None:
+    x = np.random.default_rng(3).standard_normal((2, 5, 8)).astype(np.float32) * 40
+    x[0, 2] = 0
+    memory = Memory(2, 2, 3 * BLOCK, 8, dtypes.int8)
+    slot, first = (UOp.variable(name, 0, 20).bind(value) for name, value in (("slot", 1), ("first", 7)))
+    memory.write(slot, first, Tensor(x))
+    got = memory.read(slot, None, 0, UOp.variable("blocks", 1, 3).bind(2)).numpy()[0].reshape(2, 2 * BLOCK, 8)
+    scale = np.abs(x).max(-1, keepdims=True) / 127
+    assert (np.abs(got[:, 7:12] - x) <= scale * 0.5001).all()
+    assert not got[0, 9].any()
+
+
+@pytest.mark.parametrize(
+    "dtype, size, within", [("float16", 2, 2e-3), ("bfloat16", 2, 2e-2), ("int8", 1, 2e-2)]
+)
+def test_narrow_caches(windowed: tuple[Any, Path], dtype: str, size: int, within: float) -> None:
     reference, path = windowed
     model = Model.load(path, cache_dtype=dtype)
     cache, tokens = model.new_cache(1, 32), some_tokens(12)
-    assert cache.keys[0].dtype.itemsize == 2
+    assert cache.keys[0].rows.dtype.itemsize == size
     with Context(JIT=0):
         model.forward([tokens[:8]], [0], cache)
         close(model.forward([tokens[8:]], [8], cache)[0], expected(reference, tokens)[11], within)
@@ -269,7 +300,7 @@ def test_passes_that_are_refused(plain: Path) -> None:
     ]:
         with pytest.raises(ArgumentError, match=reason):
             model.forward(rows, start, cache, slots, last)
-    for wrong in ({"context": 0}, {"context": 65}, {"cache_dtype": "int8"}):
+    for wrong in ({"context": 0}, {"context": 65}, {"cache_dtype": "int16"}):
         with pytest.raises(ArgumentError):
             Model.load(plain, **wrong)
     for slots, context in ((0, 4), (1, 21)):

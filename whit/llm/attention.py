@@ -1,13 +1,56 @@
-"""Attention of a language model: grouped heads, windows, capped scores, sinks, positions that turn."""
+"""Attention of a language model: grouped heads, windows, capped scores, sinks, positions that turn; and the
+memory of its keys and values."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from whit.tensor import Tensor
-from whit.uop import UOp, dtypes
+from whit.uop import DType, UOp, dtypes
 
 BLOCK = 16  # positions that are read together: a vector of them
+
+
+class Memory:
+    """Keys, or values, of one layer for several sequences: `rows` (slots, heads, positions, size of a head),
+    floats, or int8 with a scale for each row: (slots, heads, positions, 1) float32."""
+
+    def __init__(self, slots: int, heads: int, positions: int, size: int, dtype: DType) -> None:
+        self.rows = Tensor.empty(slots, heads, positions, size, dtype=dtype)
+        self.scales = Tensor.empty(slots, heads, positions, 1) if dtype is dtypes.int8 else None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.rows] if self.scales is None else [self.rows, self.scales]
+
+    def write(self, slot: UOp, first: UOp, x: Tensor) -> None:
+        """Put x (heads, t, size) at positions `first` … of a slot; of int8, each row as whole numbers up to
+        127 times a scale."""
+        part = slice(first, first + x.shape[1])
+        if self.scales is None:
+            self.rows[slot, :, part] = x
+            return
+        scale = x.abs().max(-1, keepdim=True) * (1 / 127)
+        self.rows[slot, :, part] = scale.eq(0).where(0.0, x / scale).round().cast(dtypes.int8)
+        self.scales[slot, :, part] = scale
+
+    def read(self, slot: UOp | None, slots: Tensor | None, low: UOp | int, blocks: UOp) -> Tensor:
+        """`blocks` of BLOCK positions from `low` on, of one slot or of several: (b, heads, blocks, BLOCK,
+        size)."""
+        rows = _stretch(self.rows, slot, slots, low, blocks)
+        if self.scales is None:
+            return rows
+        return rows.cast(dtypes.float32) * _stretch(self.scales, slot, slots, low, blocks)
+
+
+def _stretch(memory: Tensor, slot: UOp | None, slots: Tensor | None, low: Any, blocks: UOp) -> Tensor:
+    memory = memory if slot is None else memory[slot : slot + 1]
+    part = memory[:, :, low : low + blocks * BLOCK]
+    if slots is not None:
+        part = part.take(slots, 0)
+    return part.reshape(part.shape[0], part.shape[1], blocks, BLOCK, part.shape[3])
+
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, neighbours: bool) -> Tensor:
     """Turn pairs of numbers of each head by their position's angles (Su et al. 2021).

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from whit.engine.jit import TinyJit
 from whit.engine.repeat import Recipe, learn, overwriting
 from whit.helpers import ArgumentError, ceildiv
 from whit.llm.arch import Config, check_tensors, read_config
-from whit.llm.attention import BLOCK, attend, rotate, seen_by
+from whit.llm.attention import BLOCK, Memory, attend, rotate, seen_by
 from whit.nn.block_products import multiply
 from whit.nn.blocks import decode
 from whit.nn.gguf import GGUF, open_gguf
@@ -30,7 +30,7 @@ from whit.uop.dtype import to_dtype
 
 CHUNK = 512  # the most tokens of a sequence in one pass
 ACTIVATIONS = ("float32", "int8")  # what vectors are where they meet weights in blocks
-_CACHE_TYPES = ("float16", "bfloat16", "float32")
+CACHE_TYPES = ("float16", "bfloat16", "float32", "int8")
 
 
 class Matrix:
@@ -109,38 +109,44 @@ class Cache:
         config = model.config
         self.dtype = model.cache_dtype
         heads, keys, values = config.kv_heads, config.head_dim, config.value_dim
-        self.keys = [self._empty(slots, heads, keys) for _ in range(config.layers)]
-        self.values = [self._empty(slots, heads, values) for _ in range(config.layers)]
-        Tensor.realize_all([*self.keys, *self.values])
+        self.keys = [Memory(slots, heads, self.capacity, keys, self.dtype) for _ in range(config.layers)]
+        self.values = [Memory(slots, heads, self.capacity, values, self.dtype) for _ in range(config.layers)]
+        Tensor.realize_all(self.tensors)
         self.step = TinyJit(_Step(model, self))
 
-    def _empty(self, slots: int, heads: int, size: int) -> Tensor:
-        return Tensor.empty(slots, heads, self.capacity, size, dtype=self.dtype)
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All memory: (slots, heads, positions, numbers) each."""
+        return [tensor for memory in (*self.keys, *self.values) for tensor in memory.tensors]
+
+    def of_layer(self, number: int) -> list[Tensor]:
+        """The memory of one layer."""
+        return [*self.keys[number].tensors, *self.values[number].tensors]
 
     @property
     def nbytes(self) -> int:
-        return sum([_bytes_of(t) for t in (*self.keys, *self.values)])
+        return sum([_bytes_of(t) for t in self.tensors])
 
     def save(self, slot: int, length: int) -> bytes:
         """The first `length` positions of a slot."""
-        parts = [bytes(t[slot, :, :length].contiguous().data()) for t in (*self.keys, *self.values)]
+        parts = [bytes(t[slot, :, :length].bitcast(dtypes.uint8).data()) for t in self.tensors]
         return b"".join(parts)
 
     def restore(self, slot: int, length: int, data: bytes) -> None:
         """Put back what `save` gave. ArgumentError if it is of another size."""
         view, done = memoryview(data), 0
-        sizes = [t.shape[1] * length * t.shape[3] * t.dtype.itemsize for t in (*self.keys, *self.values)]
+        sizes = [t.shape[1] * length * t.shape[3] * t.dtype.itemsize for t in self.tensors]
         if sum(sizes) != len(view):
             raise ArgumentError(
                 f"restore {length} positions from {len(view)} bytes",
                 because=f"that many take {sum(sizes)} bytes in this cache",
                 fix="restore what this model's cache saved, with the same length",
             )
-        for tensor, size in zip((*self.keys, *self.values), sizes):
+        for tensor, size in zip(self.tensors, sizes):
             piece = Tensor(view[done : done + size], dtype=dtypes.uint8).bitcast(tensor.dtype)
             tensor[slot, :, :length] = piece.reshape(tensor.shape[1], length, tensor.shape[3])
             done += size
-        Tensor.realize_all([*self.keys, *self.values])
+        Tensor.realize_all(self.tensors)
 
 
 def _bytes_of(tensor: Tensor) -> int:
@@ -165,11 +171,11 @@ class Model:
                 because="vectors meet weights in blocks as they are or rounded to 8 bits",
                 fix=f"one of {ACTIVATIONS}",
             )
-        if cache_dtype not in _CACHE_TYPES:
+        if cache_dtype not in CACHE_TYPES:
             raise ArgumentError(
                 f"cache_dtype {cache_dtype!r}",
-                because="keys and values are floats",
-                fix=f"one of {_CACHE_TYPES}",
+                because="keys and values are floats, or int8 with a scale for each head and position",
+                fix=f"one of {CACHE_TYPES}",
             )
         self.gguf, self.config = gguf, read_config(gguf)
         check_tensors(gguf, self.config)
@@ -205,6 +211,8 @@ class Model:
         """Open a GGUF file. Its weights are mapped, and read when they are used.
 
         context:     the most positions of a sequence (default: what the model was trained for)
+        cache_dtype: what keys and values are kept in: "float16", "bfloat16", "float32", or "int8" with a
+                     scale for each head and position
         activations: what vectors are where they meet weights in blocks: "float32", or "int8", rounded to 8
                      bits as llama.cpp does: faster, and less exact
         Errors:  FileError, FileFormatError (broken file, unknown architecture, missing or unexpected
@@ -421,10 +429,10 @@ class _Step:
         """All layers. Of those that are alike one is built; the others run its kernels on their weights."""
         cache = self.cache
         Tensor.realize_all([x, *[part for pair in where.turns.values() for part in pair]])
-        overwriting([*cache.keys, *cache.values])
+        overwriting(cache.tensors)
         recipes: dict[Hashable, Recipe | None] = {}
         for number, layer in enumerate(self.model.layers):
-            own = [cache.keys[number], cache.values[number]]
+            own = cache.of_layer(number)
             kind = (layer.kind, self.config.local(number), self.config.turns(number))
             recipe, tensors = recipes.get(kind), [x, *own, *layer.tensors]
             if recipe is not None:
@@ -433,7 +441,7 @@ class _Step:
 
             def build(number: int = number, layer: Layer = layer, x: Tensor = x) -> Tensor:
                 out = self.layer(number, layer, x, where)
-                Tensor.realize_all([out, cache.keys[number], cache.values[number]])
+                Tensor.realize_all([out, *cache.of_layer(number)])
                 return out
 
             x, recipes[kind] = learn(build, tensors)
@@ -490,13 +498,13 @@ class _Step:
         keys, values = cache.keys[number], cache.values[number]
         for row, (slot, first) in enumerate(zip(where.slots, where.starts)):
             first = where.span.low + where.span.span if batch == 1 else first
-            keys[slot, :, first : first + count] = k[row]
-            values[slot, :, first : first + count] = v[row]
+            keys.write(slot, first, k[row])
+            values.write(slot, first, v[row])
         low, blocks, window = (
             (where.span.low, where.span.near, config.window) if local else (0, where.span.reach, 0)
         )
         part = where.slots[0] if where.lots is None else None
-        k, v = (_stretch(memory, part, where.lots, low, blocks) for memory in (keys, values))
+        k, v = (memory.read(part, where.lots, low, blocks) for memory in (keys, values))
         seen = seen_by(where.positions, low, blocks, window)
         out = attend(q, k, v, config.attention_scale, seen, cap=config.attention_cap)
         return layer.matrices["attn_output"](out.transpose(1, 2).reshape(batch, count, -1))
@@ -554,15 +562,6 @@ class _Where:
     ) -> None:
         self.starts, self.slots, self.span = starts, slots, span
         self.positions, self.lots, self.turns = positions, lots, turns
-
-
-def _stretch(memory: Tensor, slot: UOp | None, lots: Tensor | None, low: Any, blocks: UOp) -> Tensor:
-    """Blocks of positions from `low` on of one slot, or of several: (B, heads, blocks, positions, size)."""
-    memory = memory if slot is None else memory[slot : slot + 1]
-    part = memory[:, :, low : low + blocks * BLOCK]
-    if lots is not None:
-        part = part.take(lots, 0)
-    return part.reshape(part.shape[0], part.shape[1], blocks, BLOCK, part.shape[3])
 
 
 def _active(x: Tensor, kind: str) -> Tensor:

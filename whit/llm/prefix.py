@@ -23,11 +23,10 @@ _MAGIC = b"whit prefixes 1\n"
 
 
 class Cache(Protocol):
-    """Keys and values of several sequences: tensors (slots, heads, positions, size of a head), two a
-    layer."""
+    """Keys and values of several sequences: tensors (slots, heads, positions, numbers)."""
 
-    keys: list[Tensor]
-    values: list[Tensor]
+    @property
+    def tensors(self) -> list[Tensor]: ...
 
     @property
     def nbytes(self) -> int: ...
@@ -63,12 +62,12 @@ def write_positions(cache: Cache, slot: int, start: int, stop: int, data: bytes)
 
 def position_bytes(cache: Cache) -> int:
     """Bytes of one position of one slot."""
-    return sum(_row(tensor) * int(tensor.shape[1]) for tensor in (*cache.keys, *cache.values))
+    return sum(_row(tensor) * int(tensor.shape[1]) for tensor in cache.tensors)
 
 
 def _windows(cache: Cache, slot: int, start: int, stop: int) -> Iterable[Any]:
     """The stretches of memory that hold these positions."""
-    for tensor in (*cache.keys, *cache.values):
+    for tensor in cache.tensors:
         _, heads, capacity, _ = tensor.shape
         memory, row = buffer_of(memory_of(tensor.uop)), _row(tensor)
         for head in range(heads):
@@ -240,7 +239,7 @@ def _refused(path: str | Path, because: str) -> FileFormatError:
 def fingerprint(model: Any, cache: Cache) -> str:
     """Tells models and forms of caches apart."""
     digest = blake2b(digest_size=16)
-    for tensor in (*cache.keys, *cache.values):
+    for tensor in cache.tensors:
         digest.update(f"{tensor.dtype} {tensor.shape[1]} {tensor.shape[3]};".encode())
     gguf = getattr(model, "gguf", None)
     entries = {} if gguf is None else gguf.tensors
