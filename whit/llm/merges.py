@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
+from operator import add
 from typing import TYPE_CHECKING
 
 from whit.llm.texts import SPACE, Texts, all_texts
@@ -114,14 +114,11 @@ class ScoreMerger:
 
     def _short(self, word: str) -> list[str]:
         """Merge by searching a list of the pairs' ranks for the best."""
-        table, pieces = self.table, list(word)
-        pairs = [table[a + b] for a, b in pairwise(word)]
-        while pairs:
-            best = min(pairs)
-            if best == _NONE:
-                break
+        table, shared, pieces = self.table, self.shared, list(word)
+        pairs = list(map(table.__getitem__, map(add, word, word[1:])))
+        while pairs and (best := min(pairs)) != _NONE:
             at = pairs.index(best)
-            if best >> _ID_BITS in self.shared:
+            if best >> _ID_BITS in shared:
                 at = next(n for n, pair in enumerate(pairs) if pair >> _ID_BITS == best >> _ID_BITS)
             pieces[at] += pieces.pop(at + 1)
             pairs.pop(at)
