@@ -572,6 +572,7 @@ BAD_CHAT = [
     ({"tools": [TOOL], "tool_choice": "perhaps"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "z"}}}, "tool_choice"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs.self"),
     ({"temprature": 1}, "temprature"),
     ({"functions": []}, "functions"),
     ({"store": True}, "store"),

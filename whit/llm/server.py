@@ -177,7 +177,7 @@ class Server:
     async def _read(self, request: Request) -> bytes:
         limit = self.limits.body
         declared = request.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > limit:
+        if declared.isascii() and declared.isdigit() and (len(declared) > 30 or int(declared) > limit):
             raise _too_large(limit)
         parts, size = [], 0
         async for part in request.stream():

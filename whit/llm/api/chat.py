@@ -85,7 +85,7 @@ FIELDS: dict[str, Check] = {
 }
 _BODY = record(FIELDS, required=("model", "messages"))
 _RESERVED = frozenset(
-    {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "raise_exception"}
+    {"self", "messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "raise_exception"}
 )
 
 
