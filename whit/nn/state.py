@@ -1,11 +1,10 @@
 """Names of a model's tensors, and safetensors files of them: checked before anything is allocated, mapped
-lazily."""
+lazily. Checkpoints of PyTorch and archives are read by `torch_files` and `archives`."""
 
 from __future__ import annotations
 
 import difflib
 import json
-import mmap
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -14,16 +13,29 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
-from whit.helpers import ArgumentError, FileFormatError, WhitError, all_int, prod, round_up, write_atomic
-from whit.tensor import Tensor, hooks, storage
+from whit.helpers import ArgumentError, FileFormatError, all_int, prod, round_up, write_atomic
+from whit.nn.archives import TensorIO, accept_filename, tar_extract, zip_extract
+from whit.nn.mapped import Bytes, FileError, bytes_of
+from whit.nn.torch_files import torch_load
+from whit.tensor import Tensor, hooks
 from whit.tensor.indexing import in_memory
 from whit.uop import DType, UOp, dtypes
 from whit.uop.uop import show_shape
 
-
-class FileError(WhitError, OSError):
-    """A file that cannot be read or written."""
-
+__all__ = [
+    "FileError",
+    "TensorIO",
+    "accept_filename",
+    "get_parameters",
+    "get_state_dict",
+    "load_state_dict",
+    "safe_load",
+    "safe_load_metadata",
+    "safe_save",
+    "tar_extract",
+    "torch_load",
+    "zip_extract",
+]
 
 # ---- names -------------------------------------------------------------------------------------------------
 
@@ -178,6 +190,7 @@ _FILE_TYPES: dict[str, DType] = {
     "F8_E5M2": dtypes.fp8e5m2,
 }
 _FILE_NAMES = {dtype: name for name, dtype in _FILE_TYPES.items()}
+INDEX = "model.safetensors.index.json"
 _HEADER_LIMIT = 100_000_000  # bytes, the format's own limit
 
 
@@ -247,22 +260,44 @@ def safe_save(
 
 def safe_load(path: str | Path, device: str | None = None) -> dict[str, Tensor]:
     """The tensors of a safetensors file, lazily: bytes are read when a tensor is first used. The file is
-    mapped privately, so that writing to a tensor never changes it.
+    mapped privately, so that writing to a tensor never changes it. Of a model in several files name the index
+    (`model.safetensors.index.json`), or its folder.
 
     Errors: FileFormatError for a file that is damaged or hostile (nothing has been allocated then),
     FileError if it cannot be opened.
     """
-    mapped, entries, _ = _open_checked(_path("safe_load", path))
-    tensors: dict[str, Tensor] = {}
-    for entry in entries:
-        data = memoryview(mapped)[entry.start : entry.stop]
-        if entry.start % max(entry.dtype.itemsize, 1):
-            data = memoryview(bytes(data))  # written without alignment: kernels could not read it where it is
-        place = device if device is not None else storage.default_device()
-        buffer = UOp.new_buffer(prod(entry.shape), entry.dtype, storage.device_name(place))
-        storage.put(buffer, data, mapped)
-        tensors[entry.name] = Tensor(buffer.reshape(entry.shape))
-    return tensors
+    target = _path("safe_load", path)
+    if target.is_dir():
+        target = target / INDEX
+    if target.name.endswith(".index.json"):
+        return _load_shards(target, device)
+    file, entries, _ = _open_checked(target)
+    return {entry.name: file.tensor(entry.start, entry.shape, entry.dtype, device) for entry in entries}
+
+
+def _load_shards(index: Path, device: str | None) -> dict[str, Tensor]:
+    """The tensors of all files that an index names, each from the file that it says."""
+    text = bytes(bytes_of("safe_load", index).data[:_HEADER_LIMIT])
+    try:
+        listed = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        _refuse(index, f"it is no valid JSON ({error})")
+    where = listed.get("weight_map") if isinstance(listed, dict) else None
+    if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
+        _refuse(index, "its weight_map must give a file for each tensor")
+    found: dict[str, Tensor] = {}
+    for name in dict.fromkeys(where.values()):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            _refuse(index, f"it names the file {name!r}, which is none beside it")
+        shard = safe_load(index.parent / name, device)
+        for key, tensor in shard.items():
+            if where.get(key) != name:
+                _refuse(index, f"{key!r} is in {name}, and the index says {where.get(key)!r}")
+            found[key] = tensor
+    missing = [key for key in where if key not in found]
+    if missing:
+        _refuse(index, f"{missing[0]!r} is not in {where[missing[0]]}")
+    return {key: found[key] for key in where}
 
 
 def safe_load_metadata(path: str | Path) -> dict[str, str]:
@@ -278,24 +313,19 @@ def _path(what: str, path: object) -> Path:
     return Path(path)
 
 
-def _open_checked(path: Path) -> tuple[mmap.mmap | bytes, list[Entry], dict[str, str]]:
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            head = file.read(8)
-            length = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
-            if not 2 <= length <= min(size - 8, _HEADER_LIMIT):
-                _refuse(
-                    path,
-                    f"its {size} bytes hold no header of {length} bytes"
-                    if length >= 0
-                    else "it is shorter than 8 bytes",
-                )
-            entries, metadata = parse_header(file.read(length), size - 8 - length, path)
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except OSError as error:
-        raise FileError(f"safetensors file {path}", because=str(error), fix="check the path") from error
-    return mapped, entries, metadata
+def _open_checked(path: Path) -> tuple[Bytes, list[Entry], dict[str, str]]:
+    file = bytes_of("safetensors file", path)
+    size = len(file)
+    length = struct.unpack("<Q", file.data[:8])[0] if size >= 8 else -1
+    if not 2 <= length <= min(size - 8, _HEADER_LIMIT):
+        _refuse(
+            path,
+            f"its {size} bytes hold no header of {length} bytes"
+            if length >= 0
+            else "it is shorter than 8 bytes",
+        )
+    entries, metadata = parse_header(bytes(file.data[8 : 8 + length]), size - 8 - length, path)
+    return file, entries, metadata
 
 
 def parse_header(text: bytes, data_size: int, path: str | Path = "") -> tuple[list[Entry], dict[str, str]]:
