@@ -37,7 +37,9 @@ def vector_cost(k: Kernel, scope: Scope, axis: int | None) -> float:
     cost = scope.alus / width
     for access in scope.accesses:
         lane = GATHER if scope.reduces or access.odd or walks_lines(k, scope, access) is None else GATHER / 2
-        cost += access.weight * (1 / width if access.is_cheap(axis) else lane)
+        if access.is_cheap(axis) or access.step(axis):
+            lane = (2 * access.step(axis) or 1) / width
+        cost += access.weight * lane
     return cost
 
 
@@ -55,8 +57,11 @@ def _load_cycles(k: Kernel, access: Access, vector: int | None, lanes: int) -> f
         return 0.45
     if vector not in access.axes:
         return 1.0  # a scalar into all lanes
-    if not access.is_cheap(vector):
+    step = access.step(vector)
+    if not access.is_cheap(vector) and not step:
         return GATHER * lanes * 0.5
+    if step:
+        return 2.0 * step
     size = lanes * access.itemsize
     aligned = not access.odd and all(f % lanes == 0 for a, f in access.strides.items() if a != vector)
     return 0.45 * max(1.0, size / 32) * (1.0 if aligned else 1.0 + 2.0 * size / 64)
@@ -84,7 +89,8 @@ def body(k: Kernel, scope: Scope, vector: int | None, tile: dict[int, int]) -> t
         if rows > MOST_ROWS and _is_far(access, tile):
             loads += rows - MOST_ROWS
             work += rows - MOST_ROWS
-        code += number * (1 if vector is None or access.is_cheap(vector) else 2 * lanes)
+        cheap = vector is None or access.is_cheap(vector)
+        code += number * (1 if cheap else 2 * (access.step(vector or 0) or lanes))
     for axes, count in scope.ops.items():
         number = points(axes) * count * scope.shares[axes]
         work += number * (0.5 if lanes == k.lanes else 0.4)  # the clock is faster without full vectors

@@ -23,6 +23,7 @@ from whit.uop.symbolic import linear_form
 
 Axes = frozenset[int]
 LINE = 64  # bytes of a cache line
+MOST_APART = 4  # elements between lanes that one wide load brings
 RARE = 1 / 32  # share of a body's runs below which an access does not decide how wide vectors are
 
 
@@ -45,6 +46,13 @@ class Access:
     def is_cheap(self, axis: int) -> bool:
         """Whether a vector along `axis` is one load: neighbours, or one element for all lanes."""
         return axis not in self.odd and self.strides.get(axis, 0) in (0, 1)
+
+    def step(self, axis: int) -> int:
+        """How far apart the elements are of a vector along `axis` that is a few wide loads and a shuffle; 0:
+        it is not one. Shuffles of narrow elements are slow on many machines, and so are stores with gaps."""
+        apart = abs(self.strides.get(axis, 0))
+        near = 1 < apart <= MOST_APART and self.itemsize >= 4
+        return apart if near and axis not in self.odd and not self.is_store else 0
 
 
 @dataclass(eq=False, slots=True)
