@@ -43,6 +43,6 @@ def singular(size: int) -> Work:
         return s, u, vh
 
     contenders = {"whit": replayed(ours, x), "numpy": lambda: np.linalg.svd(x)[1]}
-    call = contenders["whit"]
+    call: Any = contenders["whit"]
     contenders["whit"] = lambda: call()[0]
     return Work(contenders, 1e-5, 9 * size**3, x.nbytes, 2 * x.nbytes)

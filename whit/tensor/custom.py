@@ -118,14 +118,25 @@ class _TensorGradient(NamedTuple):
         return parts
 
 
-class Backward(NamedTuple):
+class Backward:
     """A gradient function of whit's own kernels, between tensors: `function(gradients, outputs, values,
     *args)` with None for gradients that are zero, to a gradient (or None) for each value. Equal ones are
     equal, so that equal calls are one node."""
 
-    function: Callable[..., Sequence[Any]]
-    kind: type[Any]
-    args: tuple[Any, ...] = ()
+    __slots__ = ("args", "function", "kind")
+
+    def __init__(self, function: Callable[..., Sequence[Any]], kind: type[Any],
+                 args: tuple[Any, ...] = ()) -> None:
+        self.function, self.kind, self.args = function, kind, args
+
+    def _parts(self) -> tuple[Any, ...]:
+        return self.function, self.kind, self.args
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Backward) and self._parts() == other._parts()
+
+    def __hash__(self) -> int:
+        return hash(self._parts())
 
     def __call__(self, upstreams: list[UOp | None], outputs: list[UOp],
                  values: tuple[UOp, ...]) -> list[UOp | None]:
