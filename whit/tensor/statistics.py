@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Self
 
 from whit.helpers import ShapeError
-from whit.tensor.functional import FunctionalMixin
+from whit.tensor.sampling import SamplingMixin
 from whit.uop.uop import show_shape
 
 
-class StatisticsMixin(FunctionalMixin):
+class StatisticsMixin(SamplingMixin):
     """Methods of the family of statistics."""
 
     def cov(self, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Self:

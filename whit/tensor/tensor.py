@@ -351,7 +351,9 @@ class Tensor(InterchangeMixin, metaclass=_TensorType):
 # elementwise operations, reductions and movement, which are called most, check their arguments themselves
 _GUARDED = """
     __array__ __dlpack__ alu const corrcoef cov from_dlpack from_url invalids keccak threefry to_device
-    adaptive_avg_pool2d adaptive_max_pool2d arange argsort avg_pool2d batchnorm binary_crossentropy
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
+    adaptive_max_pool3d affine_grid avg_pool1d avg_pool3d ctc_loss embedding fold grid_sample max_pool1d
+    max_pool3d arange argsort avg_pool2d batchnorm binary_crossentropy
     binary_crossentropy_logits bincount broadcast_to bucketize cat cholesky cholesky_solve chunk cond
     const_like conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
     cosine_similarity cross cross_entropy det diag diagonal diff dropout eigh eigvalsh einsum empty
