@@ -327,4 +327,4 @@ def test_smollm2(activations: str, within: float) -> None:
     for logits, want in zip(got, (stored["before"], stored["after"])):
         order = [int(n) for n in want]
         np.testing.assert_allclose(logits[order], list(want.values()), atol=within)
-        assert int(logits.argmax()) == order[0]
+        assert logits.max() - logits[order[0]] < within / 2
