@@ -13,7 +13,6 @@ the others by a chunk and not by its length.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import threading
@@ -35,6 +34,8 @@ from whit.llm.speculate import MOST, Drafter, ModelDrafter, NgramDrafter
 from whit.llm.stops import Decoder, StopText
 
 if TYPE_CHECKING:
+    import asyncio
+
     from whit.tensor import Tensor
 
 T = TypeVar("T")
@@ -172,6 +173,8 @@ class Request:
         return self
 
     async def __anext__(self) -> Event:
+        import asyncio
+
         while True:
             loop = asyncio.get_running_loop()
             arrived = asyncio.Event()

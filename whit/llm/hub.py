@@ -14,21 +14,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.client
 import json
 import os
 import re
 import sys
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whit.helpers import ArgumentError, ContextVar, FileFormatError, WhitError, cache_dir, environment
 from whit.nn.state import FileError
+
+if TYPE_CHECKING:  # a model that is here already needs no network
+    import http.client
 
 HUB = ContextVar("WHIT_HUB", "https://huggingface.co", "Address of the hub that models are downloaded from.")
 
@@ -245,9 +244,11 @@ def from_hub(
     if not download:
         raise HubError(f"the model {repository}", because="it is not here yet", fix="allow the download")
     chosen = choose(list_files(repository), repository, quantisation, file)
+    from urllib.parse import quote
+
     for part in chosen:
         fetch(
-            f"{HUB.value}/{repository}/resolve/main/{urllib.parse.quote(part.name)}", folder / part.name, part
+            f"{HUB.value}/{repository}/resolve/main/{quote(part.name)}", folder / part.name, part
         )
     return folder / chosen[0].name
 
@@ -337,6 +338,10 @@ def _remote(row: dict[str, Any]) -> Remote:
 def _open(address: str, headers: dict[str, str]) -> http.client.HTTPResponse:
     if not address.startswith(("http://", "https://")):
         raise HubError(f"open {address}", because="it is no web address", fix="set WHIT_HUB to one")
+    import http.client
+    import urllib.error
+    import urllib.request
+
     request = urllib.request.Request(address, headers={"User-Agent": "whit", **headers})
     token = environment("HF_TOKEN")
     if token and address.startswith(HUB.value):
@@ -378,6 +383,8 @@ def fetch(address: str, target: Path, remote: Remote, tries: int = 5) -> None:
 
 
 def _fetch_rest(address: str, temporary: Path, remote: Remote) -> None:
+    import http.client
+
     start = temporary.stat().st_size if temporary.exists() else 0
     if start > remote.size:
         temporary.unlink()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import pickletools
 import struct
 from collections import OrderedDict
 from collections.abc import Callable
@@ -214,6 +213,8 @@ def _check_opcodes(data: memoryview, file: Bytes) -> int:
     """The length of a pickle that asks for no memory but what it fills: tables of its unpickler grow to the
     largest number that an opcode names."""
     most = min(data.nbytes, MOST_PICKLE)
+    import pickletools
+
     stream, count = MemoryFile(data[:most]), 0
     try:
         for opcode, argument, _ in pickletools.genops(cast(IO[bytes], stream)):
