@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,8 @@ def test_a_disk_that_fills_up_in_the_middle_leaves_nothing(
         def __exit__(self, *_: object) -> None:
             self.file.close()
 
-        def write(self, body: bytes) -> None:
-            self.file.write(body[:3])
+        def writelines(self, parts: Iterable[bytes]) -> None:
+            self.file.write(next(iter(parts))[:3])
             self.file.flush()
             raise OSError(errno.ENOSPC, "No space left on device")
 

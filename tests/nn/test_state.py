@@ -158,3 +158,12 @@ def test_only_tensors_are_taken(tmp_path: Path) -> None:
         load_state_dict(nn.Linear(2, 1, bias=False), {"weight": np.zeros((1, 2))})  # type: ignore[dict-item]
     with pytest.raises(ArgumentError, match="'x': it is a list"):
         safe_save({"x": [1.0]}, tmp_path / "f")  # type: ignore[dict-item]
+
+
+def test_a_model_keeps_its_own_memory() -> None:
+    """Arrays that were loaded may change afterwards: PyTorch's optimisers write in place."""
+    array = np.ones(1000, np.float32)
+    model = {"weight": Tensor.zeros(1000).contiguous().realize(), "bias": Tensor([0.0] * 1000)}
+    load_state_dict(model, {"weight": Tensor(array), "bias": Tensor(array)})
+    array += 1
+    assert model["weight"].sum().item() == model["bias"].sum().item() == 1000

@@ -13,13 +13,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
+from whit.engine.realize import owned
 from whit.helpers import ArgumentError, FileFormatError, all_int, prod, round_up, write_atomic
 from whit.nn.archives import TensorIO, accept_filename, tar_extract, zip_extract
 from whit.nn.mapped import Bytes, FileError, bytes_of
 from whit.nn.torch_files import torch_load
 from whit.tensor import Tensor, hooks
-from whit.tensor.indexing import in_memory
-from whit.uop import DType, UOp, dtypes
+from whit.tensor.indexing import in_memory, memory_below
+from whit.uop import DType, Ops, UOp, dtypes
 from whit.uop.uop import show_shape
 
 __all__ = [
@@ -121,6 +122,10 @@ def load_state_dict(
             loaded[id(tensor)] = tensor
     if realize and loaded:
         hooks.realize(list(loaded.values()))
+        for tensor in loaded.values():  # an array that somebody else holds may change: a model keeps its own
+            memory = memory_below(tensor.uop)
+            if memory is not None and memory.op is Ops.BUFFER:
+                owned(memory)
 
 
 def _only_tensors(what: str, values: Mapping[str, object]) -> None:
