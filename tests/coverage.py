@@ -26,6 +26,7 @@ LEFT_OUT = {
     "decode_hevc_frame": "needs a video decoder in hardware, which no device of whit has",
     "image_conv2d image_dot": "textures of mobile GPUs: `conv2d` and `dot` are what they compute",
     "shard shard_ shard_like": "there is one device at a time: multi-device lowering is not built",
+    "fs_load fs_store": "clients of a storage service that tinygrad's makers run, not of files",
     "fp8_fnuz fp8e4m3fnuz fp8e5m2fnuz": "formats of one vendor's earlier chips; the OCP formats are there",
 }
 LIBRARIES = {
