@@ -672,15 +672,19 @@ def check(program: Program, got: list[Tensor], want: list[Array], how: str, text
 def fresh_data(program: Program) -> tuple[list[Array], list[Array]] | None:
     """Other leaves for the same program and NumPy's outputs for them; None if every draw is fragile."""
     numbers = np.random.default_rng(program.seed + 1)
-    for _ in range(4):
-        leaves = [np.asarray(numbers.permutation(x.reshape(-1)).reshape(x.shape)) for x in program.leaves]
-        try:
-            want = in_numpy(program, leaves)
-        except Fragile:
-            continue
-        if all(np.isfinite(w).all() and (not w.size or np.abs(w.astype(float)).max() < 1e3) for w in want):
-            return leaves, want
-    return None
+    return next(filter(None, (shuffled(program, numbers) for _ in range(4))), None)
+
+
+def shuffled(program: Program, numbers: np.random.Generator) -> tuple[list[Array], list[Array]] | None:
+    """The program's leaves with their elements in another order, and NumPy's outputs; None if they are
+    fragile."""
+    leaves = [np.asarray(numbers.permutation(x.reshape(-1)).reshape(x.shape)) for x in program.leaves]
+    try:
+        want = in_numpy(program, leaves)
+    except Fragile:
+        return None
+    tame = all(np.isfinite(w).all() and (not w.size or np.abs(w.astype(float)).max() < 1e3) for w in want)
+    return (leaves, want) if tame else None
 
 
 def run_every_way(program: Program, jit: bool = True) -> None:

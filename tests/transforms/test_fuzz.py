@@ -13,7 +13,6 @@ import torch
 import whit
 from tests.integration.programs import (
     Array,
-    Fragile,
     Program,
     check,
     in_numpy,
@@ -21,6 +20,7 @@ from tests.integration.programs import (
     in_whit,
     make,
     run_every_way,
+    shuffled,
     tensors,
 )
 from whit import Tensor, TinyJit
@@ -34,14 +34,9 @@ def examples_of(program: Program, count: int = 3) -> list[Example]:
     for draw in range(20):
         if len(found) == count:
             break
-        numbers = np.random.default_rng((program.seed, draw))
-        leaves = [np.asarray(numbers.permutation(x.reshape(-1)).reshape(x.shape)) for x in program.leaves]
-        try:
-            want = in_numpy(program, leaves)
-        except Fragile:
-            continue
-        if all(np.isfinite(w).all() and (not w.size or np.abs(w.astype(float)).max() < 1e3) for w in want):
-            found.append((leaves, want))
+        example = shuffled(program, np.random.default_rng((program.seed, draw)))
+        if example is not None:
+            found.append(example)
     return found
 
 

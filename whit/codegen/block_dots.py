@@ -32,6 +32,8 @@ I32, U32 = dtypes.int32, dtypes.uint32
 EACH = 0x01010101  # one in each of four bytes
 SPREAD = 0x00204081  # times four bits, and EACH: a bit in each of four bytes
 
+MOST_SUM = 1 << 24  # float32 has all whole numbers up to here
+
 Term = tuple[bool, list[UOp], UOp | None]  # whether it is subtracted, factors, a sum of products of bytes
 
 
@@ -79,23 +81,23 @@ def _split(reduce: UOp, uids: Iterator[int]) -> UOp | None:
 def _terms(value: UOp) -> list[Term]:
     """The value as a sum of products, multiplied out as far as sums of products of bytes stand inside."""
     found: list[Term] = []
-    todo: list[tuple[bool, list[UOp], UOp | None, UOp]] = [(False, [], None, value)]
+    todo: list[tuple[bool, list[UOp], UOp]] = [(False, [], value)]
     while todo:
-        minus, factors, inner, node = todo.pop()
+        minus, factors, node = todo.pop()
         if _is_sum(node):
             found.append((minus, factors, node))
         elif not _has_sum(node):
-            found.append((minus, [*factors, *operands(node, Ops.MUL)], inner))
+            found.append((minus, [*factors, *operands(node, Ops.MUL)], None))
         elif node.op in (Ops.ADD, Ops.SUB):
             a, b = node.src
-            todo.append((minus ^ (node.op is Ops.SUB), factors, inner, b))
-            todo.append((minus, factors, inner, a))
+            todo.append((minus ^ (node.op is Ops.SUB), factors, b))
+            todo.append((minus, factors, a))
         elif node.op is Ops.MUL:
             parts = operands(node, Ops.MUL)
             inside = [p for p in parts if _has_sum(p)]
             if len(inside) > 1:
                 return []
-            todo.append((minus, [*factors, *[p for p in parts if p is not inside[0]]], inner, inside[0]))
+            todo.append((minus, [*factors, *[p for p in parts if p is not inside[0]]], inside[0]))
         else:
             return []
     found.sort(key=lambda term: term[0])  # no sum begins with what is subtracted
@@ -103,14 +105,17 @@ def _terms(value: UOp) -> list[Term]:
 
 
 def _is_sum(node: UOp) -> bool:
-    """Whether it is float32 of a sum of products over one axis, whole words of it."""
+    """Whether it is float32 of a sum of products over one axis, whole words of it, that float32 has exactly:
+    it then equals the sum of what its lanes are as float32."""
     if node.op is not Ops.CAST or node.dtype is not dtypes.float32 or node.src[0].op is not Ops.REDUCE:
         return False
     inner = node.src[0]
     if inner.arg.op is not Ops.ADD or inner.dtype is not I32 or len(inner.src) != 2:
         return False
-    size = inner.src[1].src[0]
-    return bool(inner.src[0].op is Ops.MUL and size.op is Ops.CONST and size.arg % 4 == 0)
+    size, value = inner.src[1].src[0], inner.src[0]
+    if value.op is not Ops.MUL or size.op is not Ops.CONST or size.arg % 4:
+        return False
+    return bool(max(abs(value.vmin), abs(value.vmax)) * size.arg <= MOST_SUM)
 
 
 def _has_sum(node: UOp) -> bool:
