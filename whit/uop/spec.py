@@ -415,6 +415,14 @@ def _passes(test: Test, node: UOp) -> bool:
         return False
 
 
+def _close(node: UOp, level: str, where: str, opened: list[UOp]) -> None:
+    """An END or ENDIF closes the loop or branch that was opened last."""
+    if not opened or opened[-1] is not node.src[0]:
+        _complain(node, level, where, "it does not close what was opened last",
+                  "loops and branches that nest")
+    opened.pop()
+
+
 def _complain(node: UOp, level: str, where: str, problem: str, rule: str) -> None:
     from whit.uop.text import show
     lines = show(node).split("\n")
@@ -455,10 +463,7 @@ def _verify_statements(root: UOp, where: str) -> None:
                 parts += [s for s in part.src if s not in stack]
                 stack.update(dict.fromkeys(part.src))
         if node.op in (Ops.END, Ops.ENDIF):
-            if not opened or opened[-1] is not node.src[0]:
-                _complain(node, "program", where, "it does not close what was opened last",
-                          "loops and branches that nest")
-            opened.pop()
+            _close(node, "program", where, opened)
             gone.update(inside.pop())
         elif node.op in (Ops.RANGE, Ops.IF, Ops.LOAD):
             if node in seen:
@@ -499,10 +504,7 @@ def _verify_order(root: UOp, where: str) -> None:
                 _complain(node, "linear", where, f"it uses {source.op.name.lower()} after its loop has ended",
                           "values of a loop only inside of it; a REG to carry them out")
         if node.op in (Ops.END, Ops.ENDIF):
-            if not opened or opened[-1] is not node.src[0]:
-                _complain(node, "linear", where, "it does not close what was opened last",
-                          "loops and branches that nest")
-            opened.pop()
+            _close(node, "linear", where, opened)
             closed.update(inside.pop())
         elif node.op in (Ops.RANGE, Ops.IF):
             if node in seen:
