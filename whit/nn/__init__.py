@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from whit.nn.clip import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from whit.nn.layers import (
     BatchNorm,
     BatchNorm1d,
@@ -42,6 +43,10 @@ __all__ = [
     "LayerNorm2d",
     "Linear",
     "RMSNorm",
+    "clip_grad_norm_",
+    "clip_grad_value_",
+    "clip_grads_with_norm_",
+    "get_total_norm",
 ]
 
 
