@@ -108,12 +108,12 @@ def kept_softmax(m: int, n: int) -> UOp:
     return UOp.sink(store(param(0, m * n), i * n + j, result, i, j))
 
 
-def conv(n: int, ci: int, co: int, h: int, w: int, kh: int, kw: int) -> UOp:
+def conv(n: int, ci: int, co: int, h: int, w: int, kh: int, kw: int, step: int = 1) -> UOp:
     """Direct convolution without padding: x (n, ci, h, w), weight (co, ci, kh, kw)."""
-    oh, ow = h - kh + 1, w - kw + 1
+    oh, ow = (h - kh) // step + 1, (w - kw) // step + 1
     b, o, y, x = loops(n, co, oh, ow)
     c, ky, kx = folds(4, ci, kh, kw)
-    image = read(param(1, n * ci * h * w), ((b * ci + c) * h + y + ky) * w + x + kx)
+    image = read(param(1, n * ci * h * w), ((b * ci + c) * h + y * step + ky) * w + x * step + kx)
     weight = read(param(2, co * ci * kh * kw), ((o * ci + c) * kh + ky) * kw + kx)
     return UOp.sink(
         store(

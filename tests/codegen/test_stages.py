@@ -210,6 +210,27 @@ def test_narrow_images_fill_whole_vectors():
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
+def test_pixels_that_are_left_out_stay_rows():
+    """With a stride, neighbours along merged rows would be gathered one by one; along a row they are two
+    wide loads and a shuffle."""
+    ast = conv(2, 64, 128, 55, 55, 1, 1, step=2)
+    opts = choose(ast, AVX512)
+    assert OptKind.MERGE not in {opt.kind for opt in opts}
+    assert OptKind.STAGE in {opt.kind for opt in opts}
+    given_buffers = buffers_for(ast)
+    for want, got in zip(
+        outputs(ast, given_buffers), outputs(apply(ast, opts, AVX512), given_buffers), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("multiplies", [1, 2])
+def test_slower_products_count_for_more_than_copies(multiplies):
+    """49 columns: vectors of them waste a quarter of the products, vectors of rows turn both operands."""
+    opts = choose(matmul(512, 49, 1024), AVX512._replace(multiplies=multiplies))
+    assert (OptKind.PADTO in {opt.kind for opt in opts}) == (multiplies == 2)
+
+
 def test_scratch_beyond_what_a_task_has_is_refused_or_avoided():
     """A row of scratch from the schedule is legal; a tile of 16 rows of it is not."""
     i, j = loops(32, 64)

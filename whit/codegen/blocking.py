@@ -32,7 +32,7 @@ ROOM = 0.5  # of the second cache that a block of packed rows takes
 NEAR, FAR = 24, 8  # bytes a cycle from the second cache, and from beyond it
 COPY_FAR = 12  # bytes a cycle that a copy reads or writes, from beyond the second cache
 ADDED = 4  # bytes a cycle of results beyond the second cache to which tiles add
-START = 150  # cycles until the first of a row arrives from beyond the second cache
+START = 40  # cycles until the first of a row arrives from beyond the second cache
 NESTED = 1.02  # how much longer a step takes whose rows are moved by several loops
 BESIDE = 0.03  # of the time: columns in several runs
 APART = 1.8  # how much longer a step takes whose rows lie in lines that few other steps read
@@ -136,7 +136,7 @@ class Blocking:
         if not self.pack_rows:
             total += self.tile_m * p.row_work
         issue = (total + loads + LOOP) / ISSUE
-        cycles = max(total / 2, loads / 2, issue, 4.0 * min(1.0, total / 8)) + 0.4
+        cycles = max(total / p.target.multiplies, loads / 2, issue, 4.0 * min(1.0, total / 8)) + 0.4
         if self.tile_m * p.itemsize > 32 and not self.window:
             cycles *= 1.25  # measured: strips of more than half a cache line a step
         if self.tile_m * vectors + vectors >= p.target.vector_registers:

@@ -23,6 +23,7 @@ from whit.uop.ops import DOTS
 from whit.uop.symbolic import linear_form
 
 COPY, TURN, GATHER = 0.25, 0.4, 1.5  # cycles to pack an element: as it lies, turned around, one by one
+SPREAD = 6.0  # the same where two axes are one, along which steps are unequal
 SHORT = 256  # bytes: rows that lie in shorter runs are best packed
 _PRODUCTS = frozenset({Ops.MUL, *DOTS})  # what a sum to block adds up
 
@@ -287,7 +288,7 @@ def merged(p: Product, ast: UOp) -> Product | None:
     found = [_steps(value) for _, value in p.columns]
     alike = all(t.get(n.roots[0]) == 1 and t.get(o.roots[0]) == size_of(n) for t in found)
     run = size_of(n) if not alike and all(t.get(n.roots[0]) == 1 for t in found) else 0
-    packing = COPY if alike else GATHER
+    packing = COPY if alike else GATHER if run else SPREAD
     return replace(p, n=both, outer=outer, packing=packing, across=None, merged=True, run=run)
 
 

@@ -15,6 +15,7 @@ class Target(NamedTuple):
     language: the renderer's name ("llvm", "c", "python", …).
     vector_bytes: width of a vector register; 0 if the target has no vector arithmetic.
     vector_registers: how many of them.
+    multiplies: multiply-adds of whole vectors that a core begins in a cycle.
     threads: tasks that run at once (THREAD axes).
     has_local: whether LOCAL/GROUP axes, shared scratch and barriers exist; local_bytes: how much scratch.
     max_local: most work-items of a group.
@@ -27,6 +28,7 @@ class Target(NamedTuple):
     language: str
     vector_bytes: int = 0
     vector_registers: int = 16
+    multiplies: int = 2
     threads: int = 1
     has_local: bool = False
     local_bytes: int = 0

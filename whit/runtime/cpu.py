@@ -112,7 +112,7 @@ def _cache_bytes(level: int, default: int) -> int:
 @functools.lru_cache(None)
 def cpu_target(language: str, compiler: str) -> Target:
     """What this machine's CPU can do."""
-    _, flags = native.host()
+    model, flags = native.host()
     wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags
     vector_bytes = 64 if wide else 32 if "avx2" in flags else 16
     arm = elf.MACHINE in ("aarch64", "arm64")
@@ -135,6 +135,8 @@ def cpu_target(language: str, compiler: str) -> Target:
         language=language,
         vector_bytes=vector_bytes,
         vector_registers=32 if wide or arm else 16,
+        # Zen 4 does each half of a wide vector by itself
+        multiplies=1 if wide and model.startswith("x86_64.AuthenticAMD.25.") else 2,
         threads=threads,
         native=ops,
         l1_bytes=l1,
