@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.codegen.linear_eval import LinearProgram
-from tests.codegen.opts_kernels import fold, folds, loops, param, read, store
+from tests.codegen.opts_kernels import conv_input_gradient, fold, folds, loops, param, read, store
 from whit.codegen.crop import crop_loops, halfspaces, index_form
 from whit.codegen.linearize import linearize
 from whit.codegen.lower import lower_passes, prepare
-from whit.codegen.opts import apply, parse_opts
+from whit.codegen.opts import OptError, apply, parse_opts
 from whit.codegen.target import Target
 from whit.uop import AxisType, LocalArg, Ops, StageArg, UOp, dtypes
 from whit.uop.ops import ALU
@@ -398,3 +398,51 @@ def test_bad_scores_stay_in_their_rows() -> None:
     out = np.zeros(n, np.float32)
     iterations(ast, out, x.ravel(), np.ones(wide, np.float32))
     assert np.isnan(out).tolist() == [False, False, False, True, False, True, False, False]
+
+
+def full_correlation(grad: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """The gradient of a convolution's image: every window's gradient is added where the window lies."""
+    (n, _, oh, ow), (_, ci, kh, kw) = grad.shape, weight.shape
+    dx = np.zeros((n, ci, oh + kh - 1, ow + kw - 1))
+    for y in range(kh):
+        for x in range(kw):
+            dx[:, :, y : y + oh, x : x + ow] += np.einsum("boyx,oc->bcyx", grad, weight[:, :, y, x])
+    return dx
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.tuples(*[st.integers(2, 9)] * 4),
+    tile=st.sampled_from([None, (3, 2), (2, 2), (1, 3), (3, 4)]),
+    level=st.sampled_from([0, 1, 2]),
+)
+def test_borders_of_an_image_in_scratch(
+    sizes: tuple[int, int, int, int], tile: tuple[int, int] | None, level: int
+) -> None:
+    """Rows of padding are not multiplied: what is 0 there was written so into an image of several axes."""
+    kh, kw = (max(2, s // 2) for s in sizes[:2])
+    h, w = sizes[0] + kh, sizes[1] + kw
+    n, ci, co = 2, 1 + sizes[2] // 2, 1 + sizes[3] // 2
+    ast = conv_input_gradient(n, ci, co, h, w, kh, kw)
+    opts = "" if tile is None else f"PADTO axis {tile[0]} to {tile[1]}, UPCAST axis {tile[0]} by {tile[1]}"
+    try:
+        apply(prepare(ast), parse_opts(opts), TARGET)
+        staged = ", ".join(filter(None, [opts, f"WINDOW axis {level} read 0"]))
+        made = lowered(ast, staged)
+    except OptError:
+        made = lowered(ast, f"WINDOW axis {level} read 0")
+    rng = np.random.default_rng(11)
+    grad = rng.normal(size=(n, co, h - kh + 1, w - kw + 1)).astype(np.float32)
+    weight = rng.normal(size=(co, ci, kh, kw)).astype(np.float32)
+    out = np.full(n * ci * h * w, np.nan, np.float32)
+    iterations(made, out, grad.ravel(), weight.ravel())
+    wanted = full_correlation(grad.astype(np.float64), weight)
+    np.testing.assert_allclose(out.reshape(wanted.shape), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_of_a_kernel_beyond_the_border_are_not_run() -> None:
+    """In scratch, images stand side by side with channels and columns: a row is one digit of the place."""
+    ast = lowered(conv_input_gradient(2, 4, 8, 12, 12, 5, 5), "UPCAST axis 3 by 12, WINDOW axis 0 read 0")
+    assert sizes(ast)[5].op is not Ops.CONST
+    short = lowered(conv_input_gradient(2, 4, 8, 12, 12, 3, 3), "UPCAST axis 3 by 12, WINDOW axis 0 read 0")
+    assert sizes(short)[5].op is Ops.CONST, "three rows are too few if nothing longer runs inside"

@@ -156,7 +156,7 @@ class Blocking:
         """How often all elements of windowed rows are packed."""
         outer, again = self._moving_rows(p)
         panels = self.tiles_n(p) if any(not p.moves_columns(a) for a in outer) else 1
-        image = p.row_elements * p.itemsize // (size_of(outer[0]) if outer else 1)
+        image = p.row_elements * p.itemsize // (size_of(outer[0]) if outer else 1) // self.pieces
         overlaps = HALO if image > ROOM * p.target.l2_bytes else 1  # rows of windows, copied a few at a time
         return panels * overlaps * (self.tasks if again and panels == 1 else 1)
 

@@ -12,19 +12,22 @@ of the tile.
 
 Like a masked convolution (masks.py), a masked factor is taken to make its product 0, and a score of -inf to
 make its exponential 0: data, and the maximum of what a row sees, are assumed to be finite. (A row with a NaN,
-or that sees nothing, is NaN in any case.) """
+or that sees nothing, is NaN in any case.)"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import gcd
 
 from whit.codegen.masks import is_finite
 from whit.uop import AxisType, Op, Ops, RangeArg, UOp, dtypes
 from whit.uop.bounds import INDEX_LIMIT
 from whit.uop.ops import identity
-from whit.uop.symbolic import conditions_of, conjunction, floordiv, from_linear, linear_form, simplify
+from whit.uop.symbolic import Linear, conditions_of, conjunction, floordiv, from_linear, linear_form, simplify
 
-SHORTEST = 4  # loops of fewer iterations are left alone: a fixed length is worth more
+SHORTEST = (
+    4  # loops of fewer iterations are left alone, unless there is a loop inside: a fixed length is worth more
+)
 _DEPTH = 16  # how deep below a fold its masks are looked for
 
 Halfspace = tuple[dict[UOp, int], int]  # the sum of factor * term is below the number
@@ -126,6 +129,7 @@ def _as_reader_sees(half: Halfspace, fills: frozenset[UOp], place: UOp, number: 
     None if it is not one on that number and on the loops around both.
 
     fill r, s stores element r*8 + s if r*8 + s <= q;  the read of element k has k <= q
+    fill r, s stores element r*8 + s if r >= 2;  the read of element (i - k)*8 + j (s, j < 8) has i - k >= 2
     """
     terms, limit = half
     stored, offset = linear_form(place)
@@ -135,21 +139,57 @@ def _as_reader_sees(half: Halfspace, fills: frozenset[UOp], place: UOp, number: 
         return half
     first = next(iter(mine))
     above, below = mine[first], closed.get(first, 0)
-    if {t: f * below for t, f in mine.items()} != {t: f * above for t, f in closed.items()}:
+    own = {t: f for t, f in closed.items() if t in mine}
+    if {t: f * below for t, f in mine.items()} != {t: f * above for t, f in own.items()}:
         return None
     asked, constant = linear_form(number)
     rest = dict(asked)
     for t, f in stored.items():
         if t not in closed:
             rest[t] = rest.get(t, 0) - f
-    rest[UOp.index(1)] = constant - offset
+    part = _digit((rest, constant - offset), own, {t: f for t, f in closed.items() if t not in mine})
+    if part is None or any(f * above % below for f in (*part[0].values(), part[1])):
+        return None
     result = {t: f for t, f in terms.items() if t not in mine}
-    for t, f in rest.items():
-        if f * above % below:
-            return None
+    for t, f in part[0].items():
         result[t] = result.get(t, 0) + f * above // below
-    moved = result.pop(UOp.index(1))
-    return {t: f for t, f in result.items() if f}, limit - moved
+    return {t: f for t, f in result.items() if f}, limit - part[1] * above // below
+
+
+def _digit(number: Linear, own: dict[UOp, int], others: dict[UOp, int]) -> Linear | None:
+    """What a number that equals `own` + `others` says about `own`, if these are digits of it: multiples of a
+    step that is more than all below it, and less than the steps of what is above it."""
+    if not others:
+        return number
+    step = gcd(*own.values())
+    if any(f < 0 for f in (*own.values(), *others.values())):
+        return None
+    above = {t: f for t, f in others.items() if f % step == 0}
+    below = sum([int(t.vmax) * f for t, f in others.items() if t not in above])
+    if any(t.vmin < 0 for t in (*own, *others)) or below >= step:
+        return None
+    found = _multiples(number, step)
+    if found is None or not above:
+        return found
+    whole = gcd(*above.values())
+    if sum([int(t.vmax) * f for t, f in own.items()]) >= whole:
+        return None
+    more = _multiples(found, whole)
+    if more is None:
+        return None
+    return {t: f for t, f in found[0].items() if t not in more[0]}, found[1] - more[1]
+
+
+def _multiples(number: Linear, step: int) -> Linear | None:
+    """The part of a number that is a multiple of a step, if the rest is surely from 0 to below the step."""
+    terms, constant = number
+    rest = {t: f for t, f in terms.items() if f % step}
+    ends = [sorted((int(t.vmin) * f, int(t.vmax) * f)) for t, f in rest.items()]
+    least, most = (sum([end[side] for end in ends]) + constant for side in (0, 1))
+    carried = least // step * step
+    if most - carried >= step:
+        return None
+    return {t: f for t, f in terms.items() if t not in rest}, carried
 
 
 def _both(a: Needed, b: Needed) -> Needed:
@@ -284,6 +324,14 @@ class _Crop:
             result = outer if result is None else result & outer
         return frozenset([x for x in result or () if not x.arg.axis.is_tile])
 
+    def is_inner(self, r: UOp) -> bool:
+        """Whether no longer loop runs inside of this one."""
+        return not any(
+            x.src[0].vmax >= SHORTEST and not x.arg.axis.is_tile
+            for node, at in self.closers[r]
+            for x in node.src[2 + at :]
+        )
+
     # ---- the bound of one loop
 
     def settle(self, r: UOp) -> None:
@@ -291,7 +339,9 @@ class _Crop:
         if r in self.settled:
             return
         self.settled[r] = None
-        if r.arg.axis not in (AxisType.LOOP, AxisType.REDUCE) or r.src[0].vmax < SHORTEST:
+        if r.arg.axis not in (AxisType.LOOP, AxisType.REDUCE) or (
+            r.src[0].vmax < SHORTEST and self.is_inner(r)
+        ):
             return
         around = self.around(r)
         found = [self.span(r, node, at, around) for node, at in self.closers[r]]

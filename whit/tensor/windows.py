@@ -325,15 +325,19 @@ def ones(shape: Shape, dtype: DType) -> UOp:
     return UOp.const(1, dtype).reshape((1,) * len(shape)).expand(shape)
 
 
-def kernel_axes(u: UOp, p: Pooling) -> Ints:
-    """The last axes, which hold the windows' elements."""
-    return tuple(range(u.ndim - len(p.kernel), u.ndim))
+def fold_windows(w: UOp, op: Op, p: Pooling) -> UOp:
+    """A reduction of the last axes, which hold the windows' elements. They are reduced where they lie in the
+    image, so that gradients are written along its rows."""
+    lead = w.ndim - len(p.kernel)
+    if w.op is Ops.PERMUTE and list(w.arg[:lead]) == sorted(w.arg[:lead]):
+        return w.src[0].reduce(op, tuple(sorted(w.arg[lead:])))
+    return w.reduce(op, tuple(range(lead, w.ndim)))
 
 
 def average_pool(u: UOp, p: Pooling, count_include_pad: bool) -> UOp:
     """Window means of floats."""
     w = pooled_windows(u, p, p.ceiling)
-    total = w.reduce(Ops.ADD, kernel_axes(w, p))
+    total = fold_windows(w, Ops.ADD, p)
     extended = p.ceiling != p.pads
     if (count_include_pad or all(pair == (0, 0) for pair in p.pads)) and not extended:
         return total * total.const_like(1 / prod(p.kernel))
@@ -343,13 +347,13 @@ def average_pool(u: UOp, p: Pooling, count_include_pad: bool) -> UOp:
                                  tuple([(0, b[1] - a[1]) for a, b in zip(p.pads, p.ceiling, strict=True)]))
     else:
         counted = pooled_windows(ones(p.sizes, u.dtype), p, p.ceiling)
-    return total.alu(Ops.FDIV, counted.reduce(Ops.ADD, kernel_axes(counted, p)))
+    return total.alu(Ops.FDIV, fold_windows(counted, Ops.ADD, p))
 
 
 def max_pool(u: UOp, p: Pooling) -> UOp:
     """Window maxima; padding never wins."""
     w = pooled_windows(u, p, p.ceiling, u.dtype.min)
-    return w.reduce(Ops.MAX, kernel_axes(w, p))
+    return fold_windows(w, Ops.MAX, p)
 
 
 def max_pool_indices(u: UOp, out: UOp, p: Pooling) -> UOp:
@@ -360,7 +364,7 @@ def max_pool_indices(u: UOp, out: UOp, p: Pooling) -> UOp:
     places = pooled_windows(positions, p, p.ceiling, total)
     best = out.reshape((*out.shape, *(1,) * len(p.kernel)))
     is_best = w.equal(best) | w.not_equal(w) if u.dtype.is_float else w.equal(best)
-    first = is_best.where(places, UOp.const(total, dtypes.int32)).reduce(Ops.MIN, kernel_axes(w, p))
+    first = fold_windows(is_best.where(places, UOp.const(total, dtypes.int32)), Ops.MIN, p)
     return first.minimum(max(0, total - 1))
 
 
