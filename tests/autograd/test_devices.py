@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.devices import CLANG
 from whit import Tensor, dtypes
 
 Step = Callable[[Any, Any, Any], Any]  # (last value, the one before, the library) -> next value
@@ -124,8 +125,9 @@ def test_cpu(shape: list[int], steps: list[str], wide: bool, seed: int) -> None:
 
 @settings(max_examples=5, deadline=None, suppress_health_check=QUIET)
 @given(*PROGRAMS)
-def test_clang(shape: list[int], steps: list[str], wide: bool, seed: int) -> None:
-    check("CPU:CLANG", shape, steps, wide, seed)
+@pytest.mark.parametrize("device", [CLANG])
+def test_clang(device: str, shape: list[int], steps: list[str], wide: bool, seed: int) -> None:
+    check(device, shape, steps, wide, seed)
 
 
 @settings(max_examples=5, deadline=None, suppress_health_check=QUIET)

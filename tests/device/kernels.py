@@ -1,14 +1,13 @@
 """Kernels at the kernel level (docs/contracts.md) and a way to run them on any device."""
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-import pytest
 
+from tests.devices import CLANG, GCC
 from whit.codegen import generate
 from whit.codegen.opts import Opt
 from whit.runtime.device import Buffer, Device, Launch
@@ -26,13 +25,7 @@ NUMPY: dict[DType, Any] = {
 DTYPES = {np.dtype(v): k for k, v in NUMPY.items()}
 
 
-def _needs(device: str, *programs: str) -> Any:
-    missing = not any(shutil.which(p) for p in programs)
-    return pytest.param(device, marks=pytest.mark.skipif(missing, reason=f"no {programs[0]}"))
-
-
-DEVICES = ["CPU", _needs("CPU:CLANG", "clang", "clang-19", "clang-18", "clang-14"), _needs("CPU:GCC", "gcc"),
-           "PYTHON"]
+DEVICES = ["CPU", CLANG, GCC, "PYTHON"]
 
 
 def param(slot: int, size: int, dtype: DType) -> UOp:

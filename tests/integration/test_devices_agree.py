@@ -3,7 +3,6 @@ ones the first and second derivatives against PyTorch, over empty, unit and prim
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -13,16 +12,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.devices import GCC
+from tests.devices import CLANG, GCC
 from whit import Context, Tensor, UOp, dtypes
 from whit.autograd.rules import RULES
 from whit.uop import Op, Ops
 from whit.uop.ops import all_ops
 
-CLANG = any(shutil.which(n) for n in ("clang", *[f"clang-{v}" for v in range(15, 25)]))
 DEVICES = [
     "CPU",
-    pytest.param("CPU:CLANG", marks=pytest.mark.skipif(not CLANG, reason="no clang of version 15 or later")),
+    CLANG,
     GCC,
     "PYTHON",
 ]

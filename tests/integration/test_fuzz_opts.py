@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.codegen.opts_kernels import kept_softmax
+from tests.devices import CLANG
 from tests.integration import opts_fuzz
 from tests.integration.opts_fuzz import PROGRAMS, Subject, check, kernel, random_opts
 from whit.codegen.opts import AxisTable, Opt, OptError, OptKind, parse_opts
@@ -26,13 +26,6 @@ from whit.uop import AxisType, Ops, ParamArg, ReduceArg, UOp, dtypes
 from whit.uop.text import parse
 
 ELF_X86 = MACHINE == "x86_64" and "avx2" in native.host()[1]
-CLANG = pytest.param(
-    "CPU:CLANG",
-    marks=pytest.mark.skipif(
-        not any(shutil.which(name) for name in ("clang", *[f"clang-{n}" for n in range(15, 22)])),
-        reason="no clang",
-    ),
-)
 FOUND = sorted((Path(__file__).parent / "found_opts").glob("*.txt"))
 
 

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-import shutil
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.devices import GCC
+from tests.devices import CLANG, GCC
 from tests.runtime.linear_kernels import NUMPY, Kernel, buffer, elementwise, program, read, run
 from whit.runtime.device import Device
 from whit.uop import DType, Op, Ops, UOp, dtypes
 
 DEVICES = [
     "CPU",
-    pytest.param(
-        "CPU:CLANG",
-        marks=pytest.mark.skipif(
-            not any(shutil.which(n) for n in ("clang", "clang-19", "clang-14")), reason="no clang"
-        ),
-    ),
+    CLANG,
     GCC,
 ]
 FLOATS = [dtypes.float32, dtypes.float64]

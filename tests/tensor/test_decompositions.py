@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.devices import GCC
+from tests.devices import CLANG, GCC
 from whit import Tensor, TinyJit
 from whit.helpers import ArgumentError, ShapeError
 
 rng = np.random.default_rng(11)
-COMPILERS: list[tuple[str, Any]] = [("CPU:CLANG", []), ("CPU:GCC", GCC.marks)]
 EPS = {"float32": 2e-5, "float64": 1e-11}
 
 
@@ -35,7 +34,8 @@ def positive(*shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["float32", "float64"])
 @pytest.mark.parametrize(
-    "device", ["CPU", "PYTHON", *[pytest.param(c, marks=[*m, pytest.mark.slow]) for c, m in COMPILERS]]
+    "device",
+    ["CPU", "PYTHON", *[pytest.param(*c.values, marks=[*c.marks, pytest.mark.slow]) for c in (CLANG, GCC)]],
 )
 def test_everything_on_every_device(kind: str, device: str) -> None:
     a, b = rng.normal(size=(2, 4, 4)).astype(kind), rng.normal(size=(2, 4, 3)).astype(kind)

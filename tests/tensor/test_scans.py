@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.devices import GCC
+from tests.devices import CLANG, GCC
 from whit import Tensor, TinyJit
 
 rng = np.random.default_rng(3)
 
 
-@pytest.mark.parametrize("device", ["CPU", "PYTHON", "CPU:CLANG", GCC])
+@pytest.mark.parametrize("device", ["CPU", "PYTHON", CLANG, GCC])
 @pytest.mark.parametrize("shape", [(1,), (17,), (3, 5), (2, 4, 3), (2, 1, 2)])
 def test_values_along_every_axis(device: str, shape: tuple[int, ...]) -> None:
     x = rng.normal(size=shape).astype(np.float32)

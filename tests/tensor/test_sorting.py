@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.devices import GCC
+from tests.devices import CLANG, GCC
 from whit import Tensor, TinyJit, Variable, dtypes
 from whit.helpers import ArgumentError, DTypeError, ShapeError
 from whit.tensor import sorting
@@ -53,7 +53,7 @@ def test_sort_of_every_dtype_and_length(kind: str, n: int) -> None:
             np.testing.assert_array_equal(np.signbit(found), np.signbit(np.take_along_axis(x, want, 1)))
 
 
-@pytest.mark.parametrize("device", ["PYTHON", "CPU:CLANG", GCC])
+@pytest.mark.parametrize("device", ["PYTHON", CLANG, GCC])
 @pytest.mark.parametrize(("kind", "n"), [("float32", 40), ("float16", 90), ("int64", 90), ("bfloat16", 90)])
 def test_sort_on_other_devices(device: str, kind: str, n: int) -> None:
     x = sample("float32" if kind == "bfloat16" else kind, (2, n))
