@@ -15,6 +15,7 @@ from whit.engine.counters import GlobalCounters, account, timing
 from whit.helpers import DEV, VALIDATE, ArgumentError, all_int, prod
 from whit.runtime.device import Buffer, Device
 from whit.schedule import Call, Schedule, schedule
+from whit.schedule.loops import Loop
 from whit.schedule.movement import contiguous_view, memory_of, stripped
 from whit.schedule.order import overwritten_version
 from whit.tensor import Tensor, storage
@@ -152,13 +153,57 @@ def execute(plan: Schedule, externals: Sequence[UOp], values: dict[str, int]) ->
             memory.append(arenas[slot.device].view(slot.offset, slot.nbytes))
         else:
             memory.append(TensorMemory(slot.device or _default(), slot.nbytes))
-    prepare([(c.ast, plan.slots[c.slots[0]].device or _default()) for c in plan.calls if c.ast is not None])
-    for call in plan.calls:
-        step = _step(call, plan, memory, values)
+    prepare(list(_kernels_of(plan)))
+    for step in _steps(plan, memory, values):
         step.run()
         for see in recorder:
             see(step)
     return memory
+
+
+def _kernels_of(plan: Schedule) -> Iterator[tuple[UOp, str]]:
+    """The kernels of a schedule, those of its loops included, and their devices."""
+    for call in plan.calls:
+        if call.loop is not None:
+            yield from _kernels_of(call.loop.plan)
+        elif call.ast is not None:
+            yield call.ast, plan.slots[call.slots[0]].device or _default()
+
+
+def _steps(plan: Schedule, memory: list[Buffer], values: dict[str, int]) -> Iterator[Step]:
+    """What there is to run, in order."""
+    for call in plan.calls:
+        if call.loop is None:
+            yield _step(call, plan, memory, values)
+        else:
+            yield from _steps_of_loop(call.loop, [memory[slot] for slot in call.slots], values)
+
+
+def _steps_of_loop(loop: Loop, operands: list[Buffer], values: dict[str, int]) -> Iterator[Step]:
+    """Every step's calls, on the pieces of the stacked memories that belong to the step."""
+    arenas = dict(zip(loop.plan.arena, operands[len(operands) - len(loop.plan.arena) :], strict=True))
+    memory: list[Buffer] = [
+        arenas[slot.device].view(slot.offset, slot.nbytes) if slot.offset >= 0 else operands[0]
+        for slot in loop.plan.slots
+    ]
+    moving = [
+        (n, place, slot.nbytes if slot.start < 0 else loop.plan.slots[slot.external].nbytes, slot)
+        for n, slot in enumerate(loop.plan.slots)
+        if slot.offset < 0 and (place := loop.place_of(n)) is not None
+    ]
+    before = 1 if loop.reverse else -1
+    for number in range(loop.length):
+        at = loop.length - 1 - number if loop.reverse else number
+        for n, place, nbytes, slot in moving:
+            operand, start = place.operand, max(slot.start, 0) * slot.dtype.itemsize
+            if place.first >= 0 and number == 0:
+                operand = place.first
+            elif place.first >= 0:
+                start += (at + before) * nbytes
+            elif place.moves:
+                start += at * nbytes
+            memory[n] = operands[operand].view(start, slot.nbytes)
+        yield from _steps(loop.plan, memory, values)
 
 
 def _arena(device: str, nbytes: int) -> Buffer:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from whit.helpers import DEBUG, SPEC, ArgumentError, log, round_up
 from whit.schedule import stored
 from whit.schedule.fusion import FEW_ROWS, SMALL_WORK, Home, decide
+from whit.schedule.loops import Loop, loop_of, pruned
 from whit.schedule.lower import Kernel, elements, lower
 from whit.schedule.memory import ALIGN, Lifetime, plan
 from whit.schedule.merge import merge
@@ -36,13 +37,15 @@ class Slot(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Run `ast` (a kernel's SINK; None: copy slot 1 to slot 0) on slots, in PARAM order."""
+    """Run `ast` (a kernel's SINK; None: copy slot 1 to slot 0) on slots, in PARAM order; or the steps of a
+    `loop`, whose `ast` is a SCAN."""
 
     ast: UOp | None
     slots: tuple[int, ...]
     variables: tuple[str, ...] = ()
     reason: str = ""
     source_offset: int = 0  # of a copy, in elements
+    loop: Loop | None = None
 
 
 class Result(NamedTuple):
@@ -191,7 +194,7 @@ def make_schedule(roots: list[UOp], buffers: list[UOp]) -> Schedule:
         from whit.uop.spec import verify
         verify(UOp.sink(*roots), "tensor", "given to schedule")
     with timed("schedule: reductions", UOp.sink(*roots)):
-        split = _split_large_reductions(_crop_reductions(UOp.sink(*roots)))
+        split = _split_large_reductions(_crop_reductions(pruned(UOp.sink(*roots))))
     roots = list(split.src)
     root = UOp.sink(*roots)
     outputs = {stripped(r): "output" for r in roots if contiguous_view(r) is None}
@@ -446,8 +449,20 @@ def _given_call(home: Home, table: _Slots) -> Call:
         slots.append(table.slot(stripped(source)) if view is None
                      else table.piece(memory_of(view[0]), view[1], elements(source)))
     kernel = call.arg.kernel
+    if kernel.op is Ops.SCAN:
+        return _loop_call(home, slots, table)
     variables = tuple([v.arg.name for v in variables_of(kernel.toposort())])
     return Call(kernel, tuple(slots), variables, home.reason)
+
+
+def _loop_call(home: Home, slots: list[int], table: _Slots) -> Call:
+    """The steps of a loop; the temporaries of one step are those of the next one."""
+    with timed("schedule: loops"):
+        loop = loop_of(home.node)
+    for device, nbytes in loop.plan.arena.items():
+        table.slots.append(Slot(dtypes.uint8, nbytes, device))
+        slots.append(len(table.slots) - 1)
+    return Call(home.node.arg.kernel, tuple(slots), (), f"{home.reason} of {loop.length} steps", loop=loop)
 
 
 def _plan_arena(made: Schedule) -> None:

@@ -17,6 +17,7 @@ from whit.transforms.derivatives import (
 )
 from whit.transforms.function import function
 from whit.transforms.nan import detect_nan
+from whit.transforms.scan import scan
 from whit.transforms.vmap import vmap
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "jacobian",
     "jacrev",
     "jvp",
+    "scan",
     "stop_gradient",
     "value_and_grad",
     "vjp",

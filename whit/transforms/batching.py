@@ -252,6 +252,10 @@ def _call(node: UOp, sources: list[Source], of: Batch) -> UOp:
     if isinstance(arg, Given):
         return node.replace(src=src, arg=Given(outputs, gradient, fresh_uid(), arg.through))  # type: ignore[arg-type]
     assert isinstance(arg, CallArg), f"a CALL with {type(arg).__name__}"
+    if arg.kernel.op is Ops.SCAN:
+        from whit.transforms.loops import batched_call
+
+        return batched_call(node, sources, of)
     sizes = [prod(unbound(shape)) for shape, _ in arg.outputs] + [prod(unbound(s.shape)) for s in node.src]
     kernel = looped(arg.kernel, of.size, [True] * len(outputs) + list(flags), sizes)
     return node.replace(src=src, arg=CallArg(kernel, outputs, arg.device, gradient))
@@ -259,6 +263,10 @@ def _call(node: UOp, sources: list[Source], of: Batch) -> UOp:
 
 def _output(node: UOp, sources: list[Source], of: Batch) -> UOp:
     call = sources[0]
+    if len(node.src) == 1 and node.src[0].arg.kernel.op is Ops.SCAN:  # steps first, examples second
+        shape = (node.shape[0], of.size, *node.shape[1:])
+        made = UOp(Ops.OUTPUT, node.dtype, (call.node,), (node.arg[0], shape))
+        return made.permute((1, 0, *range(2, made.ndim)))
     if len(node.src) == 1:
         shape = (of.size, *node.shape)
         return UOp(Ops.OUTPUT, node.dtype, (call.node,), (node.arg[0], shape))

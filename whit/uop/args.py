@@ -52,13 +52,25 @@ class StageArg(NamedTuple):
 
 class CallArg(NamedTuple):
     """A kernel that somebody gives: a SINK at kernel level or a LINEAR program, whose first PARAMs are the
-    outputs, of these shapes and dtypes, and the others the values that it reads. `gradient`: from the
-    outputs' gradients (None: not wanted), the outputs and the values to the values' gradients."""
+    outputs, of these shapes and dtypes, and the others the values that it reads; or a SCAN. `gradient`: from
+    the outputs' gradients (None: not wanted), the outputs and the values to the values' gradients."""
 
     kernel: Any
     outputs: tuple[Any, ...]
     device: str
     gradient: Any = None
+
+
+class ScanArg(NamedTuple):
+    """Of a loop of `length` steps. PARAMs of a step: `carries` values that go from step to step, then
+    `stacked` ones of which each step gets its own, then what is the same for all. Its sources: the next
+    carries, then what each step gives. Outputs of the CALL are these, of all steps, stacked in the order of
+    the arguments; `reverse`: the last step comes first."""
+
+    length: int
+    carries: int
+    stacked: int
+    reverse: bool
 
 
 class SpecialArg(NamedTuple):

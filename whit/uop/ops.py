@@ -316,6 +316,8 @@ class Ops:
     CALL = define("CALL", "sink", None,
                    "Schedule: run src[0] (SINK, LINEAR or COPY) on the buffers src[1:]. Tensor: the kernel "
                    "arg.kernel on the values src.")
+    SCAN = define("SCAN", "sink", None,
+                   "The kernel of a CALL that is a loop: src are graphs of a step over PARAMs; arg ScanArg.")
     OUTPUT = define("OUTPUT", "sink", 1, "One of the values that a CALL gives; arg (its number, its shape).")
     LINEAR = define("LINEAR", "sink", None, "Instructions or calls in order.")
 

@@ -18,6 +18,7 @@ from whit.uop.args import (
     ParamArg,
     RangeArg,
     ReduceArg,
+    ScanArg,
     SpecialArg,
     StageArg,
     VarArg,
@@ -250,11 +251,20 @@ _TENSOR = (
     Row((Ops.STORE,), "(view of a BUFFER or AFTER, value) of one shape and dtype", _tensor_store),
     Row((Ops.AFTER,), "(BUFFER or AFTER or a RESHAPE of one, STORE…)", _after),
     Row((Ops.CALL,), "values, and CallArg with a kernel", lambda u: isinstance(u.arg, CallArg)
-        and u.arg.kernel.op in (Ops.SINK, Ops.LINEAR)),
+        and u.arg.kernel.op in (Ops.SINK, Ops.LINEAR, Ops.SCAN)),
     Row((Ops.OUTPUT,), "(CALL) and (number, shape) of one of its outputs",
         lambda u: u.src[0].op is Ops.CALL and u.arg == (u.arg[0], u.src[0].arg.outputs[u.arg[0]][0])
         and u.dtype is u.src[0].arg.outputs[u.arg[0]][1]),
     Row((Ops.SINK,), "void", lambda u: u.dtype is dtypes.void),
+)
+
+_STEP = (  # of a SCAN: its inputs, and the marks of transforms, are still in it
+    *[row for row in _TENSOR if row.ops[0] not in (Ops.CALL, Ops.OUTPUT, Ops.SINK, Ops.AFTER, Ops.STORE)],
+    Row((Ops.PARAM,), "a slot and a size", lambda u: u.arg.slot >= 0 and u.arg.size >= 0),
+    Row((Ops.CALL,), "values, and the gradients of what it gives", lambda u: hasattr(u.arg, "gradient")),
+    Row((Ops.OUTPUT,), "(CALL[, value]) and (number, shape)", lambda u: u.src[0].op is Ops.CALL),
+    Row((Ops.SCAN,), "the next carries, what a step gives; ScanArg", lambda u: isinstance(u.arg, ScanArg)
+        and u.arg.length > 0 and len(u.src) >= u.arg.carries),
 )
 
 _KERNEL_COMMON = (
@@ -324,8 +334,8 @@ _SCHEDULE = (
     Row((Ops.REDUCE,), "a kernel's REDUCE", _scalar(_reduce_ranges)),
     Row((Ops.STORE,), "a kernel's STORE", _kernel_store),
     Row((Ops.RANGE,), "index, a size and RangeArg", _range(AxisType)),
-    Row((Ops.CALL,), "(SINK, LINEAR or COPY, BUFFERs or BINDs…)",
-        lambda u: bool(u.src) and u.src[0].op in (Ops.SINK, Ops.LINEAR, Ops.COPY)),
+    Row((Ops.CALL,), "(SINK, LINEAR, SCAN or COPY, BUFFERs or BINDs…)",
+        lambda u: bool(u.src) and u.src[0].op in (Ops.SINK, Ops.LINEAR, Ops.SCAN, Ops.COPY)),
     *[row for row in _PROGRAM if row.ops[0] in (Ops.IF, Ops.ENDIF, Ops.LOAD, Ops.LOCAL, Ops.LINEAR)],
     Row((Ops.STORE, Ops.END), "of a program", lambda u: _linear_store(u) if u.op is Ops.STORE
         else u.src[0].op is Ops.RANGE),
@@ -334,6 +344,7 @@ _SCHEDULE = (
 
 LEVELS: dict[str, tuple[Row, ...]] = {
     "tensor": _TENSOR,
+    "step": _STEP,
     "ranged": (*_KERNEL_COMMON, _STAGE,
                Row((Ops.BUFFER,), "BufferArg", lambda u: isinstance(u.arg, BufferArg)),
                Row((Ops.RANGE,), "index, a size and RangeArg", _range((AxisType.LOOP, AxisType.REDUCE)))),
@@ -399,7 +410,11 @@ def verify(root: UOp, level: str, where: str = "") -> None:
 
 
 def verify_kernel(kernel: UOp, where: str = "") -> None:
-    """A kernel that somebody gives: a SINK at kernel level or a LINEAR program. Raises IRError."""
+    """A kernel that somebody gives: a SINK at kernel level, a LINEAR program, or a SCAN of tensor graphs.
+    Raises IRError."""
+    if kernel.op is Ops.SCAN:
+        verify(kernel, "step", where)
+        return
     if kernel.op not in (Ops.SINK, Ops.LINEAR):
         raise IRError(f"a kernel that is a {kernel.op.name}",
                       because="a kernel is a SINK of stores, or a LINEAR of statements",

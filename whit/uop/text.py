@@ -32,6 +32,7 @@ from whit.uop.args import (
     ParamArg,
     RangeArg,
     ReduceArg,
+    ScanArg,
     SpecialArg,
     StageArg,
     VarArg,
@@ -70,7 +71,7 @@ def arg_class(*ops: Op) -> Callable[[C], C]:
 
 for _op, _cls in ((Ops.BUFFER, BufferArg), (Ops.PARAM, ParamArg), (Ops.VAR, VarArg), (Ops.RANGE, RangeArg),
                   (Ops.REDUCE, ReduceArg), (Ops.STAGE, StageArg), (Ops.SPECIAL, SpecialArg),
-                  (Ops.LOCAL, LocalArg)):
+                  (Ops.LOCAL, LocalArg), (Ops.SCAN, ScanArg)):
     arg_class(_op)(_cls)
 arg_class()(AxisType)
 arg_class()(CallArg)
