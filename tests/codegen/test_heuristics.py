@@ -154,7 +154,7 @@ def test_large_products_have_several_tasks_a_thread(size):
 
 
 def test_long_sums_of_large_products_are_accumulated_in_pieces():
-    kinds = [opt.kind for opt in choose(matmul(2048, 2048, 2048), AVX512)]
+    kinds = [opt.kind for opt in choose(matmul(4096, 4096, 4096), AVX512)]
     assert OptKind.ACCUMULATE in kinds and OptKind.STAGE in kinds
 
 
