@@ -10,24 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.codegen.numpy_evaluator import dot
+from tests.codegen.numpy_evaluator import NUMPY, dot
 from whit.uop import DType, Op, Ops, UOp, dtypes
-
-NUMPY = {
-    dtypes.bool: np.bool_,
-    dtypes.int8: np.int8,
-    dtypes.uint8: np.uint8,
-    dtypes.int16: np.int16,
-    dtypes.uint16: np.uint16,
-    dtypes.int32: np.int32,
-    dtypes.uint32: np.uint32,
-    dtypes.int64: np.int64,
-    dtypes.uint64: np.uint64,
-    dtypes.float32: np.float32,
-    dtypes.float64: np.float64,
-    dtypes.index: np.int64,
-    dtypes.float16: np.float16,
-}
+from whit.uop.ops import DOTS
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -53,7 +38,7 @@ ALU: dict[Op, Callable[..., Any]] = {
     Ops.TRUNC: np.trunc,
     Ops.FLOOR: np.floor,
     Ops.POW: np.power,
-    **{op: partial(dot, op) for op in (Ops.DOT4, Ops.DOT4U, Ops.DOT2)},
+    **{op: partial(dot, op) for op in DOTS},
     Ops.LDEXP: lambda x, k: np.ldexp(x, k.astype(np.int32)),
     Ops.AND: np.bitwise_and,
     Ops.OR: np.bitwise_or,

@@ -2,6 +2,7 @@
 wrap."""
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from whit.uop import AxisType, DType, Op, Ops, ParamArg, UOp, dtypes
@@ -10,7 +11,7 @@ NUMPY = {dtypes.bool: np.bool_, dtypes.int8: np.int8, dtypes.int16: np.int16, dt
          dtypes.int64: np.int64,
          dtypes.uint8: np.uint8, dtypes.uint16: np.uint16, dtypes.uint32: np.uint32, dtypes.uint64: np.uint64,
          dtypes.float16: np.float16, dtypes.float32: np.float32, dtypes.float64: np.float64,
-         dtypes.index: np.int64}
+         dtypes.bfloat16: ml_dtypes.bfloat16, dtypes.index: np.int64}
 
 BINARY = {
     Ops.ADD: np.add, Ops.SUB: np.subtract, Ops.MUL: np.multiply, Ops.FDIV: np.divide, Ops.MAX: np.maximum,
@@ -111,6 +112,9 @@ def operand(dtype: DType, slot: int = 0) -> UOp:
 def dot(op: Op, x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
     """z plus the products of the parts, in 64 bits, wrapped: parts are cut out by views of the memory."""
     x, y = np.broadcast_arrays(x, y)
+    if op is Ops.DOT2B:  # products of bfloat16 are exact in float64
+        a, b = [np.ascontiguousarray(v).view(ml_dtypes.bfloat16).astype(np.float64) for v in (x, y)]
+        return (z + (a * b).reshape(*x.shape, -1).sum(-1)).astype(z.dtype)
     kinds = {Ops.DOT4: (np.int8, np.int8), Ops.DOT4U: (np.uint8, np.int8), Ops.DOT2: (np.int16, np.int16)}[op]
     low = [np.ascontiguousarray(v.astype(np.int64)).view(np.int32)[..., ::2] for v in (x, y)]
     a, b = [np.ascontiguousarray(v).view(kind) for v, kind in zip(low, kinds, strict=True)]

@@ -302,6 +302,19 @@ def test_halves_add_up_in_float32() -> None:
     assert ones.softmax().sum().item() == 1
 
 
+def test_tiny_bfloat16_products() -> None:
+    """Subnormal factors are taken exactly or as 0; ordinary ones beside them count in full, and elementwise
+    products are exact."""
+    size, tiny = 64, 2.0**-130
+    a = np.full((size, size), tiny, np.float32)
+    a[:, 0] = 3.0
+    left, right = Tensor(a).bfloat16(), Tensor.full((size, size), 2.0**100).bfloat16()
+    got = (left @ right).float().numpy()
+    kept = 3 * 2.0**100 + (size - 1) * 2.0**-30
+    assert np.isin(got, np.float32([kept, 3 * 2.0**100])).all()
+    assert ((left * right).float().numpy()[:, 1:] == 2.0**-30).all()
+
+
 def test_empty_reductions() -> None:
     x = Tensor.zeros(0)
     assert x.sum().item() == 0 and x.prod().item() == 1

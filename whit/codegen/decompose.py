@@ -132,8 +132,10 @@ def _multiply_add(u: UOp, ctx: Target) -> UOp | None:
 
 def _dot(u: UOp, ctx: Target) -> UOp | None:
     """The parts one by one: cut out, made signed, multiplied."""
-    if u.op in ctx.native and u.dtype is dtypes.int32:
+    if u.op in ctx.native and u.dtype in (dtypes.int32, dtypes.float32):
         return None
+    if u.op is Ops.DOT2B:
+        return _dot_halves(u)
     x, y, total = u.src
     if u.op is Ops.DOT4U and u.dtype is dtypes.int32 and Ops.DOT2 in ctx.native:
         for at in (0, 8):  # every second byte, as words of 16 bits
@@ -155,6 +157,13 @@ def _dot(u: UOp, ctx: Target) -> UOp | None:
         b = (b ^ half) - half
         total = total + (a if u.op is Ops.DOT4U else (a ^ half) - half) * b
     return total
+
+
+def _dot_halves(u: UOp) -> UOp:
+    """A bfloat16 is the upper half of a float32."""
+    x, y = [v.bitcast(dtypes.uint32) for v in u.src[:2]]
+    first = (x & 0xFFFF0000).bitcast(u.dtype) * (y & 0xFFFF0000).bitcast(u.dtype)
+    return u.src[2] + first + (x << 16).bitcast(u.dtype) * (y << 16).bitcast(u.dtype)
 
 
 def _max_min(u: UOp, ctx: Target) -> UOp | None:

@@ -1,4 +1,4 @@
-"""Products of small integers by the instructions that add up four (or two) of them at a time.
+"""Products of small numbers by the instructions that add up four (or two) of them at a time.
 
     sum_k int32(a[i*64 + k]) * int32(b[k*32 + j])                    a, b: int8; k = RANGE(64)
     becomes, with k = RANGE(16) and pack4(v, s) = the bytes v, at s, 2s and 3s elements on, as one int32,
@@ -6,6 +6,7 @@
 
 `use_dots` does it before opts, where both operands are used often enough to be packed; to STAGE and the loops
 the packed values are ordinary int32 values. Sums wrap as those of int32 do, so every result stays the same.
+Pairs of bfloat16 are words of float32, and so is what DOT2B adds up.
 `match_signs` comes after opts: machines multiply signed bytes by unsigned or by signed ones, not both.
 """
 
@@ -22,7 +23,7 @@ from whit.uop.rewrite import rebuild
 from whit.uop.symbolic import linear_form, simplify
 from whit.uop.uop import alu
 
-I32 = dtypes.int32
+I32, F32 = dtypes.int32, dtypes.float32
 LEAST_USES = 4  # of each operand, so that packing it pays
 LEAST_WORK = 1 << 14  # multiplications
 SIGNS = -0x7F7F7F80  # the sign bit of each of four bytes, as an int32
@@ -41,9 +42,9 @@ def use_dots(ast: UOp, target: Target) -> UOp:
 
 def _dotted(node: UOp, target: Target) -> UOp | None:
     """The sum by a DOT op; None if it is no sum of products of small integers, or too small a one."""
-    if node.op is not Ops.REDUCE or node.arg.op is not Ops.ADD or node.dtype.kind not in "iu":
+    if node.op is not Ops.REDUCE or node.arg.op is not Ops.ADD or node.src[0].op is not Ops.MUL:
         return None
-    if node.dtype.bitsize > 32 or node.src[0].op is not Ops.MUL:
+    if node.dtype is not F32 and (node.dtype.kind not in "iu" or node.dtype.bitsize > 32):
         return None
     x, y = (_narrow(s) for s in node.src[0].src)
     op = _choose(x.dtype, y.dtype, target)
@@ -58,14 +59,16 @@ def _dotted(node: UOp, target: Target) -> UOp | None:
     near = {r for value in (x, y) for r in _neighbours(value)}
     k = min(folds, key=lambda r: (round_up(_size(r), count) / _size(r), r not in near, -_size(r)))
     short = k.replace(src=(UOp.index(ceildiv(_size(k), count)),))
-    value = UOp(op, I32, (packed(x, k, short, op), packed(y, k, short, op), UOp.const(0, I32)))
+    kind = F32 if op is Ops.DOT2B else I32
+    words = [packed(v, k, short, op) for v in (x, y)]
+    value = UOp(op, kind, (*[w if kind is I32 else w.bitcast(F32) for w in words], UOp.const(0, kind)))
     ranges = [short if r is k else r for r in node.src[1:]]
-    return UOp(Ops.REDUCE, I32, (value, *ranges), ReduceArg(Ops.ADD)).cast(node.dtype)
+    return UOp(Ops.REDUCE, kind, (value, *ranges), ReduceArg(Ops.ADD)).cast(node.dtype)
 
 
 def _narrow(value: UOp) -> UOp:
     """What a value was before casts that only widen it."""
-    while value.op is Ops.CAST and value.src[0].dtype.kind in "iu":
+    while value.op is Ops.CAST and value.src[0].dtype.kind in ("f" if value.dtype.is_float else "iu"):
         before = value.src[0].dtype
         if before.bitsize > value.dtype.bitsize:
             break
@@ -76,6 +79,8 @@ def _narrow(value: UOp) -> UOp:
 def _choose(a: DType, b: DType, target: Target) -> Op | None:
     """The op for products of these types; of machines with one of DOT4 and DOT4U it may be the other."""
     native, kinds = target.native, {a, b}
+    if kinds == {dtypes.bfloat16}:
+        return Ops.DOT2B if Ops.DOT2B in native else None
     bytes_too = Ops.DOT4 in native or Ops.DOT4U in native
     if kinds == {dtypes.int8} and bytes_too:
         return Ops.DOT4
@@ -117,7 +122,11 @@ def packed(value: UOp, k: UOp, short: UOp, op: Op) -> UOp:
         else:
             bits = value.substitute({k: place})
             bits = bits if inside is None else inside.where(bits, bits.const_like(0))
-        bits = simplify(bits).cast(dtypes.int16 if width == 16 else value.dtype).cast(part).cast(I32)
+        bits = simplify(bits)
+        if value.dtype.is_float:
+            bits = bits.bitcast(part).cast(I32)
+        else:
+            bits = bits.cast(dtypes.int16 if width == 16 else value.dtype).cast(part).cast(I32)
         bits = bits << (width * at) if at else bits
         word = bits if word is None else word | bits
     assert word is not None
@@ -142,6 +151,7 @@ def word_read(word: UOp) -> UOp | None:
             return None
         while node.op is Ops.CAST and node.src[0].dtype.kind in "iu" and node.src[0].dtype.bitsize == width:
             node = node.src[0]
+        node = node.src[0] if node.op is Ops.BITCAST else node
         if node.op is not Ops.INDEX or shift in parts:
             return None
         parts[shift] = node

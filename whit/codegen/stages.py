@@ -59,7 +59,8 @@ def reads_of(ast: UOp) -> list[UOp]:
 def _grown(node: UOp, users: dict[UOp, list[UOp]], folding: set[UOp]) -> UOp:
     while len(users[node]) == 1 and users[node][0] not in folding:
         user = users[node][0]
-        if (not user.op.is_alu and user.op is not Ops.CAST) or user.ranges != node.ranges:
+        is_value = user.op.is_alu or user.op in (Ops.CAST, Ops.BITCAST)
+        if not is_value or user.ranges != node.ranges:
             break
         if user.dtype is dtypes.bool or user.dtype is dtypes.index:
             break

@@ -88,6 +88,7 @@ def constant(value: PyConst | tuple[PyConst, ...], dtype: DType) -> str:
 
 Dots = Mapping[Op, Mapping[int, str]]
 PMADDWD = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
+VDPBF16PS = {lanes: f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}" for lanes in (4, 8, 16)}
 VPDPBUSD = {lanes: f"llvm.x86.avx512.vpdpbusd.{32 * lanes}" for lanes in (4, 8, 16)}
 
 
@@ -97,11 +98,12 @@ ARM_DOTS: Dots = {
 }  # with the features dotprod and i8mm
 
 
-def x86_dots(has_vnni: bool, vector_bytes: int) -> Dots:
-    """The intrinsics of an x86 with vectors of this size for DOT ops, with or without VNNI."""
+def x86_dots(vector_bytes: int) -> Dots:
+    """The intrinsics of an x86 with vectors of this size for DOT ops, of which the target's native ones are
+    used."""
     lanes = [n for n in (4, 8, 16) if 4 * n <= vector_bytes]
-    found = {Ops.DOT2: {n: PMADDWD[n] for n in lanes}}
-    return {**found, Ops.DOT4U: {n: VPDPBUSD[n] for n in lanes}} if has_vnni else found
+    named = {Ops.DOT2: PMADDWD, Ops.DOT4U: VPDPBUSD, Ops.DOT2B: VDPBF16PS}
+    return {op: {n: names[n] for n in lanes} for op, names in named.items()}
 
 
 class Values:
@@ -169,6 +171,8 @@ class Values:
             return self.extremum(op, dtype, args, src)
         if op is Ops.LDEXP:
             return self.scale(dtype, args)
+        if op is Ops.DOT2B:
+            return self.dot(op, dtype, args)
         if op in _FLOAT_INTRINSIC:
             return self.call(f"llvm.{_FLOAT_INTRINSIC[op]}.{suffix(dtype)}", dtype, [(kind, a) for a in args])
         raise CompileError(
@@ -258,7 +262,7 @@ class Values:
         name = self.dots.get(op, {}).get(count)
         if name is None:
             return self.dot_parts(op, dtype, args)
-        parts = f"<{count * 32 // bits} x i{bits}>"
+        parts = f"<{count * 32 // bits} x {'bfloat' if op is Ops.DOT2B else f'i{bits}'}>"
         x, y = [self.emit(f"bitcast {kind} {a} to {parts}") for a in args[:2]]
         if op is Ops.DOT2:
             products = self.call(name, dtype, [(parts, x), (parts, y)])
@@ -267,6 +271,8 @@ class Values:
 
     def dot_parts(self, op: Op, dtype: DType, args: list[str]) -> str:
         """Each part moved to the top and back down, which copies its sign, or not."""
+        if op is Ops.DOT2B:
+            return self.dot_halves(dtype, args)
         kind, bits, (x, y, total) = type_of(dtype), DOTS[op], args
         down = constant(32 - bits, dtype)
         for at in range(0, 32, bits):
@@ -275,6 +281,17 @@ class Values:
             a = self.emit(f"{'lshr' if op is Ops.DOT4U else 'ashr'} {kind} {a}, {down}")
             b = self.emit(f"ashr {kind} {b}, {down}")
             total = self.emit(f"add {kind} {total}, {self.emit(f'mul {kind} {a}, {b}')}")
+        return total
+
+    def dot_halves(self, dtype: DType, args: list[str]) -> str:
+        """A bfloat16 is the upper half of a float32."""
+        kind, words, total = type_of(dtype), dtypes.int32.vec(dtype.count), args[2]
+        whole = type_of(words)
+        x, y = [self.emit(f"bitcast {kind} {a} to {whole}") for a in args[:2]]
+        for step, by in (("and", -0x10000), ("shl", 16)):
+            cut = [self.emit(f"{step} {whole} {v}, {constant(by, words)}") for v in (x, y)]
+            a, b = [self.emit(f"bitcast {whole} {v} to {kind}") for v in cut]
+            total = self.emit(f"fadd {kind} {total}, {self.emit(f'fmul {kind} {a}, {b}')}")
         return total
 
     def shift(self, op: Op, dtype: DType, args: list[str], src: Sequence[UOp]) -> str:

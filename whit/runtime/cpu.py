@@ -147,7 +147,7 @@ def cpu_target(language: str, compiler: str) -> Target:
 
 
 def dot_ops(flags: frozenset[str]) -> frozenset[Op]:
-    """The ops for sums of products of small integers that a CPU with these features has instructions for."""
+    """The ops for sums of products of small numbers that a CPU with these features has instructions for."""
     ops: set[Op] = set()
     if elf.MACHINE in ("aarch64", "arm64"):
         ops |= {Ops.DOT4} if "asimddp" in flags else set()
@@ -155,6 +155,7 @@ def dot_ops(flags: frozenset[str]) -> frozenset[Op]:
     elif elf.MACHINE == "x86_64":
         ops |= {Ops.DOT2} if "avx2" in flags else set()
         ops |= {Ops.DOT4U} if has_vnni(flags) else set()
+        ops |= {Ops.DOT2B} if {"avx512_bf16", "avx512vl"} <= flags else set()
     return frozenset(ops)
 
 
@@ -296,7 +297,7 @@ class CPUDevice(Device):
         fence = "llvm.x86.sse.sfence" if elf.MACHINE == "x86_64" else ""
         dots = llvm.ARM_DOTS  # of which the target's native ops are used
         if elf.MACHINE == "x86_64":
-            dots = llvm.x86_dots(has_vnni(native.host()[1]), self.target.vector_bytes)
+            dots = llvm.x86_dots(self.target.vector_bytes)
         return llvm.render(linear, name, half=has_half(), fence=fence, dots=dots)
 
     def compile(self, source: str, name: str) -> bytes:

@@ -88,14 +88,19 @@ def to_bits(value: Scalar, dtype: DType) -> int:
     return int(value) & ((1 << dtype.bitsize) - 1)
 
 
+def from_bits(number: int, dtype: DType) -> Scalar:
+    """The value that the low bits of a number are."""
+    if dtype not in FLOAT_INFO:
+        return wrap(number, dtype)
+    number &= (1 << dtype.bitsize) - 1
+    if dtype in (dtypes.float32, dtypes.float64):
+        return float(struct.unpack("<" + dtype.fmt, number.to_bytes(dtype.itemsize, "little"))[0])
+    return decode_table(dtype)[number]
+
+
 def bitcast(value: Scalar, before: DType, after: DType) -> Scalar:
     """The value of type `after` with the bits of `value`."""
-    number = to_bits(value, before)
-    if after in FLOAT_INFO:
-        if after in (dtypes.float32, dtypes.float64):
-            return float(struct.unpack("<" + after.fmt, number.to_bytes(after.itemsize, "little"))[0])
-        return decode_table(after)[number]
-    return wrap(number, after)
+    return from_bits(to_bits(value, before), after)
 
 
 # ---- arithmetic --------------------------------------------------------------------------------------------
@@ -224,15 +229,14 @@ class _Writer:
                                fix="lower it before linearising")
 
     def regroup(self, node: UOp) -> None:
-        """BITCAST to lanes of another width, integers both: the bits of all lanes, the first lowest."""
+        """BITCAST to lanes of another width: the bits of all lanes, the first lowest."""
         before, dtype, result = node.src[0].dtype, node.dtype.scalar, []
-        bits = self.fresh()
-        mask, lanes = (1 << before.bitsize) - 1, self.of(node.src[0])
-        parts = [f"({lane} & {mask}) << {before.bitsize * at}" for at, lane in enumerate(lanes)]
-        self.put(f"{bits} = {' | '.join(parts)}")
+        bits, width = self.fresh(), before.bitsize
+        lanes = [f"to_bits({lane}, D_{before.scalar.name})" for lane in self.of(node.src[0])]
+        self.put(f"{bits} = {' | '.join([f'{lane} << {width * at}' for at, lane in enumerate(lanes)])}")
         for at in range(node.dtype.count):
             result.append(self.fresh())
-            self.put(rounded(result[-1], f"{bits} >> {dtype.bitsize * at}", dtype))
+            self.put(f"{result[-1]} = from_bits({bits} >> {dtype.bitsize * at}, D_{dtype.name})")
         self.lanes[node] = result
 
     def assign(self, node: UOp, operands: list[str]) -> str:
@@ -411,7 +415,8 @@ def environment() -> dict[str, Any]:
     """The names that kernels use, but for `bad`, which knows the kernel."""
     env: dict[str, Any] = {"F": memoryview(bytearray(4)).cast("f"), "inf": math.inf, "nan": math.nan,
                            "convert": convert,
-                           "bitcast": bitcast, "multiply_add": multiply_add, "round_float": round_float}
+                           "bitcast": bitcast, "to_bits": to_bits,
+                           "from_bits": from_bits, "multiply_add": multiply_add, "round_float": round_float}
     env |= {f"D_{dtype.name}": dtype for dtype in (*dtypes.all, dtypes.index)}
     env |= {f"O_{op.name}": op.meaning for op in all_ops() if op.meaning is not None}
     env |= {f"T_{dtype.name}": decode_table(dtype) for dtype in _TABLED}

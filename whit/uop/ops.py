@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import math
 import operator
+import struct
 from collections.abc import Callable
 
 from whit.uop.dtype import DType, PyConst
@@ -186,6 +187,18 @@ def _dot(width: int, is_signed: bool) -> Callable[[PyConst, PyConst, PyConst], P
     return call
 
 
+def _dot_brains(x: PyConst, y: PyConst, z: PyConst) -> PyConst:
+    """z plus the products of the bfloat16 halves of two float32 words."""
+    a, b = [struct.unpack("<I", struct.pack("<f", v))[0] for v in (x, y)]
+    total = float(z)
+    for shift in (16, 0):
+        first, second = [
+            struct.unpack("<f", struct.pack("<I", (v >> shift & 0xFFFF) << 16))[0] for v in (a, b)
+        ]
+        total += first * second
+    return total
+
+
 class Ops:
     """The namespace of all rows."""
 
@@ -277,6 +290,10 @@ class Ops:
     DOT2 = define("DOT2", "ternary", 3,
                    "z plus the sum of two products: signed halves (16 bits) of x times those of y.",
                    _dot(16, True), takes="int", differentiable=False)
+    DOT2B = define("DOT2B", "ternary", 3,
+                   "z plus the sum of two products: the bits of x and y are pairs of bfloat16 values; a "
+                   "subnormal one may count as 0.",
+                   _dot_brains, takes="float", differentiable=False)
 
     # ---- casts
     CAST = define("CAST", "cast", 1, "Convert the value; float to integer truncates.")
@@ -351,7 +368,7 @@ ALU = frozenset(op for op in all_ops() if op.is_alu)
 MOVEMENT = frozenset(op for op in all_ops() if op.is_movement)
 COMPARE = frozenset(op for op in all_ops() if op.category == "compare")
 # op -> bits of a part; x and y hold 32 bits of parts
-DOTS = {Ops.DOT4: 8, Ops.DOT4U: 8, Ops.DOT2: 16}
+DOTS = {Ops.DOT4: 8, Ops.DOT4U: 8, Ops.DOT2: 16, Ops.DOT2B: 16}
 REDUCTIONS = (Ops.ADD, Ops.MUL, Ops.MAX, Ops.MIN)
 
 

@@ -81,7 +81,7 @@ def _bitcast(u: UOp) -> bool:
     if _cast(u):
         return u.dtype.bitsize == u.src[0].dtype.bitsize
     before = u.src[0].dtype if len(u.src) == 1 else dtypes.void  # lanes of another width, the first lowest
-    return u.dtype.kind in "iu" and before.kind in "iu" and u.dtype.itemsize == before.itemsize
+    return u.dtype.kind in "iuf" and before.kind in "iuf" and u.dtype.itemsize == before.itemsize
 
 
 def _size(value: Any) -> bool:
@@ -230,7 +230,7 @@ _VALUES = (
     Row(tuple(ALU), "operands of one dtype that the op takes; comparisons give bool; WHERE is (bool, x, x)",
         _alu),
     Row((Ops.CAST,), "one value operand", _cast),
-    Row((Ops.BITCAST,), "one operand of the same width (in all, between integers)", _bitcast),
+    Row((Ops.BITCAST,), "one operand of the same width (in all, between numbers)", _bitcast),
     Row((Ops.VAR,), "index, VarArg with min <= max",
         lambda u: u.dtype is dtypes.index and isinstance(u.arg, VarArg) and u.arg.min <= u.arg.max),
 )
