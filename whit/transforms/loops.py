@@ -104,12 +104,17 @@ def _shared(roots: UOp, moving: set[UOp]) -> Iterator[UOp]:
     repeats smaller ones."""
     stack = [s for node in roots.toposort() if node in moving or node is roots for s in node.src]
     for node in stack:  # grows meanwhile
-        if node in moving or node.device is None:
+        if node in moving or _is_constant(node):
             continue
         if node.op in _REPEATING or (node.op.is_movement and _repeats(node)):
             stack += node.src
         else:
             yield node
+
+
+def _is_constant(node: UOp) -> bool:
+    """Whether a value is known without any memory. A DETACH of a constant is what somebody differentiates by."""
+    return node.device is None and not any([n.op is Ops.DETACH for n in node.toposort()])
 
 
 _REPEATING = (Ops.RESHAPE, Ops.EXPAND, Ops.PAD)
