@@ -1,7 +1,8 @@
-"""The work of the rows on algorithms: sorting, selection, running sums, decompositions."""
+"""The work of the rows on algorithms: sorting, selection, running sums, decompositions, recurrent nets."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -46,3 +47,45 @@ def singular(size: int) -> Work:
     call: Any = contenders["whit"]
     contenders["whit"] = lambda: call()[0]
     return Work(contenders, 1e-5, 9 * size**3, x.nbytes, 2 * x.nbytes)
+
+
+def lstm_pair(inputs: int, hidden: int) -> tuple[Any, Any]:
+    """An LSTM of whit and one of torch with the same weights."""
+    torch, nn = load("torch"), importlib.import_module("whit.nn")
+    theirs, mine = torch.nn.LSTM(inputs, hidden), nn.LSTM(inputs, hidden)
+    for name, value in theirs.state_dict().items():
+        setattr(mine, name, load("whit").Tensor(value.numpy().copy()).realize())
+    return mine, theirs
+
+
+def lstm_gradients(net: Any, x: Any) -> tuple[Any, ...]:
+    """The output of an LSTM of whit, and the gradients of its weights for the sum of its squares."""
+    weights = [net.weight_ih_l0, net.weight_hh_l0, net.bias_ih_l0, net.bias_hh_l0]
+    output = net(x)[0]
+    return output, *(output * output).sum().gradient(*weights)
+
+
+def recurrent(steps: int, batch: int, inputs: int, hidden: int) -> Work:
+    """An LSTM forward, and the gradients of its weights; output and gradients are compared."""
+    torch, x = load("torch"), draw(steps, batch, inputs)
+    mine, theirs = lstm_pair(inputs, hidden)
+    data = torch.from_numpy(x)
+
+    def other() -> Any:
+        output = theirs(data)[0]
+        return output, *torch.autograd.grad((output * output).sum(), list(theirs.parameters()))
+
+    ours = replayed(lambda v: lstm_gradients(mine, v), x)
+
+    def check() -> float:
+        """The greatest difference, in units of the greatest magnitude of each."""
+        pairs = [(a.numpy(), b.detach().numpy()) for a, b in zip(ours(), other(), strict=True)]
+        return max(float(abs(a - b).max() / abs(b).max()) for a, b in pairs)
+
+    # of the input: its share and its weights' gradient; of h: its share, its gradient and its weights'
+    flops = 2 * steps * batch * 4 * hidden * (2 * inputs + 3 * hidden)
+    weights = 4 * 4 * hidden * (inputs + hidden + 2)
+    contenders = {"whit": lambda: ours()[0], "torch": lambda: other()[0]}
+    return Work(
+        contenders, 1e-5, flops, weights + x.nbytes, weights + 4 * steps * batch * hidden, check=check
+    )

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bench import models
+from bench import algorithms, models
 from bench.peers import load
 from bench.timing import repeated
 
@@ -161,6 +161,13 @@ def topk_first(who: str) -> Result:
     return first(lambda: x.topk(8)[0].realize())
 
 
+def lstm_first(who: str) -> Result:
+    """The first forward and backward of an LSTM in a process."""
+    whit, nn = load(who), importlib.import_module(f"{who}.nn")
+    x = whit.Tensor(np.random.default_rng(0).normal(size=(100, 32, 128)).astype(np.float32)).realize()
+    return first(lambda: whit.Tensor.realize(*algorithms.lstm_gradients(nn.LSTM(128, 256), x)))
+
+
 def first(run: Callable[[], Any]) -> Result:
     """Seconds of a call."""
     start = time.perf_counter()
@@ -177,6 +184,7 @@ PROGRAMS: dict[str, Callable[[str], Result]] = {
     "gpt_memory": gpt_memory,
     "sort_first": sort_first,
     "topk_first": topk_first,
+    "lstm_first": lstm_first,
 }
 
 if __name__ == "__main__":

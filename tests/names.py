@@ -64,7 +64,7 @@ DTYPES = words("""
 
 TRANSFORMS = words("""
     grad value_and_grad vjp jvp vmap jacobian jacrev jacfwd hessian checkpoint stop_gradient
-    custom_gradient detect_nan function
+    custom_gradient detect_nan function scan
 """)
 
 # results that have no gradient: indices, bools, shapes, settings

@@ -123,6 +123,19 @@ def test_a_running_product_by_its_gradient() -> None:
     assert whit.grad(lambda t: scan(lambda c, v: (c * v, None), Tensor(1.0), t)[0])(x).tolist() == [12, 8, 6]
 
 
+def test_gradients_by_constants_from_outside() -> None:
+    def value(rate: Tensor) -> Tensor:
+        return scan(lambda c, x: (c * rate + x, None), Tensor(0.0), Tensor([1.0, 1.0, 1.0]))[0]
+
+    assert whit.grad(value)(Tensor(0.5)).item() == 2.0  # of rate**2 + rate + 1
+    assert whit.grad(lambda rate: value(rate * 2))(Tensor(0.25)).item() == 4.0
+    leaf = Tensor(0.5, requires_grad=True)
+    value(leaf).backward()
+    assert leaf.grad is not None and leaf.grad.item() == 2.0
+    start = whit.grad(lambda c: scan(lambda c, _: (c * c, None), c, length=3)[0])(Tensor(1.0))
+    assert start.item() == 8.0
+
+
 @pytest.mark.parametrize("device", ["PYTHON", "CPU"])
 def test_devices(device: str) -> None:
     x = Tensor([1.0, 2.0, 3.0], device=device)

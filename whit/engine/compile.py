@@ -50,14 +50,14 @@ compile_seconds: list[float] = [0.0]
 
 def compiled(ast: UOp, device: str) -> Kernel:
     """The kernel of a SINK on a device."""
-    found = _kernels.get((ast, device, *_settings()))
+    found = _kernels.get((ast, device, *settings()))
     if found is None:
         prepare([(ast, device)])
-        found = _kernels[ast, device, *_settings()]
+        found = _kernels[ast, device, *settings()]
     return found
 
 
-def _settings() -> tuple[int, int, str]:
+def settings() -> tuple[int, int, str]:
     """What decides which opts a kernel gets."""
     return BEAM.value, NOOPT.value, TUNED.value
 
@@ -66,8 +66,8 @@ def prepare(wanted: Sequence[tuple[UOp, str]]) -> None:
     """Have the kernels of these (SINK, device) ready. Compilers do not hold Python's lock: several run at
     once, and codegen goes on with the next kernel meanwhile."""
     start = time.perf_counter()
-    settings = _settings()
-    missing = [w for w in dict.fromkeys(wanted) if (*w, *settings) not in _kernels]
+    present = settings()
+    missing = [w for w in dict.fromkeys(wanted) if (*w, *present) not in _kernels]
     entries: list[tuple[UOp, Device, str, bytes | Callable[[], bytes]]] = []
     todo: list[tuple[UOp, Device, Sequence[Opt] | None]] = []
     for ast, name in missing:
@@ -94,7 +94,7 @@ def prepare(wanted: Sequence[tuple[UOp, str]]) -> None:
             body = entry if isinstance(entry, bytes) else entry()
             if key:
                 cache_put("kernels", key, body)
-            _kernels[ast, device.name, *settings] = _load(ast, device, body)
+            _kernels[ast, device.name, *present] = _load(ast, device, body)
     compile_seconds[0] += time.perf_counter() - start
 
 

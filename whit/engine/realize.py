@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from whit.autograd import history, marks
-from whit.engine.compile import Kernel, compiled, prepare
+from whit.engine.compile import Kernel, compiled, prepare, settings
 from whit.engine.counters import GlobalCounters, account, timing
+from whit.engine.loops import replay_of
 from whit.helpers import DEV, VALIDATE, ArgumentError, all_int, prod
 from whit.runtime.device import Buffer, Device
 from whit.schedule import Call, Schedule, schedule
@@ -154,11 +155,27 @@ def execute(plan: Schedule, externals: Sequence[UOp], values: dict[str, int]) ->
         else:
             memory.append(TensorMemory(slot.device or _default(), slot.nbytes))
     prepare(list(_kernels_of(plan)))
-    for step in _steps(plan, memory, values):
-        step.run()
-        for see in recorder:
-            see(step)
+    for call in plan.calls:
+        operands = [memory[slot] for slot in call.slots]
+        if (
+            call.loop is not None
+            and not (recorder or VALIDATE or timing())
+            and _replayed(call.loop, operands)
+        ):
+            continue
+        for step in _steps_of(call, plan, operands, values):
+            step.run()
+            for see in recorder:
+                see(step)
     return memory
+
+
+def _replayed(loop: Loop, operands: list[Buffer]) -> bool:
+    """Run a loop as one table of calls, if there is one."""
+    replay = replay_of(loop, operands, settings(), lambda stands: _steps_of_loop(loop, stands, {}))
+    if replay is not None:
+        replay.run(operands)
+    return replay is not None
 
 
 def _kernels_of(plan: Schedule) -> Iterator[tuple[UOp, str]]:
@@ -170,13 +187,12 @@ def _kernels_of(plan: Schedule) -> Iterator[tuple[UOp, str]]:
             yield call.ast, plan.slots[call.slots[0]].device or _default()
 
 
-def _steps(plan: Schedule, memory: list[Buffer], values: dict[str, int]) -> Iterator[Step]:
-    """What there is to run, in order."""
-    for call in plan.calls:
-        if call.loop is None:
-            yield _step(call, plan, memory, values)
-        else:
-            yield from _steps_of_loop(call.loop, [memory[slot] for slot in call.slots], values)
+def _steps_of(call: Call, plan: Schedule, operands: list[Buffer], values: dict[str, int]) -> Iterator[Step]:
+    """What a call runs, in order."""
+    if call.loop is None:
+        yield _step(call, plan, operands, values)
+    else:
+        yield from _steps_of_loop(call.loop, operands, values)
 
 
 def _steps_of_loop(loop: Loop, operands: list[Buffer], values: dict[str, int]) -> Iterator[Step]:
@@ -203,7 +219,8 @@ def _steps_of_loop(loop: Loop, operands: list[Buffer], values: dict[str, int]) -
             elif place.moves:
                 start += at * nbytes
             memory[n] = operands[operand].view(start, slot.nbytes)
-        yield from _steps(loop.plan, memory, values)
+        for call in loop.plan.calls:
+            yield from _steps_of(call, loop.plan, [memory[slot] for slot in call.slots], values)
 
 
 def _arena(device: str, nbytes: int) -> Buffer:
@@ -220,8 +237,8 @@ def _default() -> str:
     return Device.canonical(DEV.value)
 
 
-def _step(call: Call, plan: Schedule, memory: list[Buffer], values: dict[str, int]) -> Step:
-    buffers = tuple([memory[slot] for slot in call.slots])
+def _step(call: Call, plan: Schedule, operands: list[Buffer], values: dict[str, int]) -> Step:
+    buffers = tuple(operands)
     if call.ast is None:
         source = plan.slots[call.slots[1]]
         offset = call.source_offset * source.dtype.itemsize

@@ -25,8 +25,12 @@ from whit.nn.layers import (
     LSTMCell,
     RMSNorm,
 )
+from whit.nn.recurrent import GRU, LSTM, RNN, GRUCell, RNNCell
 
 __all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
     "BatchNorm",
     "BatchNorm1d",
     "BatchNorm2d",
@@ -36,6 +40,7 @@ __all__ = [
     "ConvTranspose2d",
     "Dropout",
     "Embedding",
+    "GRUCell",
     "GroupNorm",
     "InstanceNorm",
     "LSTMCell",
@@ -43,6 +48,7 @@ __all__ = [
     "LayerNorm2d",
     "Linear",
     "RMSNorm",
+    "RNNCell",
     "clip_grad_norm_",
     "clip_grad_value_",
     "clip_grads_with_norm_",

@@ -104,12 +104,17 @@ def _shared(roots: UOp, moving: set[UOp]) -> Iterator[UOp]:
     repeats smaller ones."""
     stack = [s for node in roots.toposort() if node in moving or node is roots for s in node.src]
     for node in stack:  # grows meanwhile
-        if node in moving or node.device is None:
+        if node in moving or _is_constant(node):
             continue
         if node.op in _REPEATING or (node.op.is_movement and _repeats(node)):
             stack += node.src
         else:
             yield node
+
+
+def _is_constant(node: UOp) -> bool:
+    """Whether a value is known without any memory. A DETACH of a constant is what somebody differentiates by."""
+    return node.device is None and not any([n.op is Ops.DETACH for n in node.toposort()])
 
 
 _REPEATING = (Ops.RESHAPE, Ops.EXPAND, Ops.PAD)
@@ -178,8 +183,17 @@ def _pull_of(kernel: UOp, flags: tuple[bool, ...], device: str, shapes: tuple[Sh
     found = gradient([r for r, _ in pairs], [inputs[s].base for s in wanted], [g for _, g in pairs])
     results = {n: _part(r, device) for n, r in enumerate(roots) if r not in known.values()}
     parts = {s: g.reshape(shapes[s]) for s, g in zip(wanted, found, strict=True) if g is not None}
-    replaced = rewritten(list(parts.values()), {roots[n]: one.shaped for n, one in results.items()})
+    stands: Changes = {}
+    for n, one in results.items():
+        stands |= _under_reshape(roots[n], one.shaped)
+    replaced = rewritten(list(parts.values()), stands)
     return _Pull(inputs, later, given, results, dict(zip(parts, replaced, strict=True)))
+
+
+def _under_reshape(node: UOp, value: UOp, steps: Shape = ()) -> Changes:
+    """That a value stands for a node, and for what it reshapes: a reshape of it is built on that."""
+    below = node.src[0] if node.op is Ops.RESHAPE else node
+    return {below: value.reshape((*steps, *below.shape)), node: value}
 
 
 @dataclass(frozen=True)
@@ -233,7 +247,9 @@ class _Call:
         for slot, stack in given.items():
             found[slot] = stack
         shared = [slot for slot in pull.parts if slot >= self.moving]
-        known = {pull.parts[slot]: stack for slot, stack in given.items()}
+        known: Changes = {}
+        for slot, stack in given.items():
+            known |= _under_reshape(pull.parts[slot], stack, (self.arg.length,))
         for slot, total_ in zip(shared, self._of_shared(pull, shared, stacks, known), strict=True):
             found[slot] = total_
         return found
