@@ -119,16 +119,21 @@ def test_a_batch_of_nothing_and_no_steps(name: str) -> None:
 @pytest.mark.parametrize("bias", [False, True])
 def test_cells(name: str, bias: bool) -> None:
     ours, theirs = pair(name, 3, 4, bias=bias)
-    x, h = DRAW.standard_normal((2, 3)), DRAW.standard_normal((2, 4))
-    own, state = Tensor(h), torch.tensor(h)
-    if name == "LSTMCell":
-        got, want = ours(Tensor(x), (own, own))[0], theirs(torch.tensor(x), (state, state))[0]
-    else:
-        got, want = ours(Tensor(x), own), theirs(torch.tensor(x), state)
-        np.testing.assert_allclose(
-            ours(Tensor(x[0])).numpy(), theirs(torch.tensor(x[0])).detach().numpy(), rtol=1e-10, atol=1e-12
-        )
-    np.testing.assert_allclose(got.numpy(), want.detach().numpy(), rtol=1e-10, atol=1e-12)
+    for shape in [(2,), ()]:
+        x, h = DRAW.standard_normal((*shape, 3)), DRAW.standard_normal((*shape, 4))
+        own, state = Tensor(h), torch.tensor(h)
+        is_lstm = name == "LSTMCell"
+        for got, want in [
+            (
+                ours(Tensor(x), (own, own) if is_lstm else own),
+                theirs(torch.tensor(x), (state, state) if is_lstm else state),
+            ),
+            (ours(Tensor(x)), theirs(torch.tensor(x))),
+        ]:
+            pairs = zip(got, want, strict=True) if is_lstm else [(got, want)]
+            for g, w in pairs:
+                assert g.shape == tuple(w.shape)
+                np.testing.assert_allclose(g.numpy(), w.detach().numpy(), rtol=1e-10, atol=1e-12)
 
 
 def test_a_cell_with_relu() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import whit
-from whit import GlobalCounters, Tensor, TinyJit, scan
+from whit import Context, GlobalCounters, Tensor, TinyJit, Variable, scan
 from whit.engine import compile as compiler
 from whit.helpers import ArgumentError, DTypeError, NumericError, ShapeError
 
@@ -134,6 +134,42 @@ def test_gradients_by_constants_from_outside() -> None:
     assert leaf.grad is not None and leaf.grad.item() == 2.0
     start = whit.grad(lambda c: scan(lambda c, _: (c * c, None), c, length=3)[0])(Tensor(1.0))
     assert start.item() == 8.0
+
+
+def test_memory_that_is_written_before_or_after() -> None:
+    w, start = Tensor([2.0]).realize(), Tensor([1.0])
+    w.assign(w + 1)
+    assert scan(lambda c, _: (c * w, None), start, length=2)[0].tolist() == [9]
+    late = scan(lambda c, _: (c * w, None), start, length=2)[0]
+    w.assign(w + 1).realize()
+    assert late.tolist() == [9] and w.tolist() == [4]
+
+
+def test_pieces_of_memory_that_lie_apart() -> None:
+    x = np.arange(24.0).reshape(4, 6)
+    t = Tensor(x).realize()
+    assert scan(lambda c, v: (c + v, None), t[0], t[1:3])[0].tolist() == x[:3].sum(0).tolist()
+    assert scan(lambda c, v: (c + v, None), t[:, 0], t.transpose(0, 1)[1:])[0].tolist() == x.sum(1).tolist()
+
+
+def test_variables() -> None:
+    size = Variable("size", 1, 10)
+    ones = Tensor.ones(10).realize()
+    for k in (2, 3):
+        bound = size.bind(k)
+        last = scan(lambda c, x: (c * bound + ones[:bound].sum() + x, None), Tensor(1.0), Tensor([1.0, 2.0]))[
+            0
+        ]
+        assert last.item() == ((1 * k + k + 1) * k) + k + 2
+    with pytest.raises(ArgumentError, match="depends on the size size"):
+        scan(lambda c, x: (c + (ones * x)[: size.bind(2)].sum(), None), Tensor(1.0), Tensor([1.0, 2.0]))
+    with pytest.raises(ShapeError, match="must be known"):
+        scan(lambda c, x: (c, ones[: size.bind(2)] * x), Tensor(1.0), Tensor([1.0, 2.0]))
+
+
+def test_kernels_are_validated() -> None:
+    with Context(VALIDATE=1):
+        assert scan(lambda c, v: (c * v, c + v), Tensor(1.0), Tensor([2.0, 3.0]))[1].tolist() == [3, 5]
 
 
 @pytest.mark.parametrize("device", ["PYTHON", "CPU"])

@@ -509,7 +509,8 @@ class LSTMCell:
     """One step of a long short-term memory (Hochreiter and Schmidhuber 1997), with PyTorch's order of gates:
     i, f, g, o.
 
-    Shapes: x (n, input_size), state (h, c) of (n, hidden_size) each, zeros if None -> the new (h, c).
+    Shapes: x (n, input_size), state (h, c) of (n, hidden_size) each, zeros if None -> the new (h, c); all
+    without n for one example.
 
     >>> h, c = LSTMCell(3, 5)(Tensor.ones(2, 3))
     >>> h.shape, c.shape
@@ -528,7 +529,7 @@ class LSTMCell:
     def __call__(self, x: Tensor, hc: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         _channels("LSTMCell", x, self.weight_ih.shape[1], -1)
         if hc is None:
-            zero = Tensor.zeros(x.shape[0], self.hidden_size, dtype=x.dtype, device=x.device)
+            zero = Tensor.zeros(*x.shape[:-1], self.hidden_size, dtype=x.dtype, device=x.device)
             hc = (zero, zero)
         if not isinstance(hc, (tuple, list)) or len(hc) != 2 or not all(isinstance(t, Tensor) for t in hc):
             raise ArgumentError(
@@ -536,6 +537,9 @@ class LSTMCell:
                 because="it takes (h, c)",
                 fix="pass two tensors, or nothing",
             )
+        if x.ndim == 1:
+            h, c = self(x.unsqueeze(0), (hc[0].unsqueeze(0), hc[1].unsqueeze(0)))
+            return h.squeeze(0), c.squeeze(0)
         gates = x.linear(self.weight_ih.transpose(0, 1), self.bias_ih)
         gates = gates + hc[0].linear(self.weight_hh.transpose(0, 1), self.bias_hh)
         gates = gates.reshape(x.shape[0], 4, self.hidden_size)

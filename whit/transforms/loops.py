@@ -9,7 +9,7 @@ reduction over all steps (a product of matrices, for weights).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from whit.autograd.gradient import gradient
 from whit.autograd.marks import StandInArg, stand_in
 from whit.autograd.rules import total
-from whit.helpers import prod
+from whit.helpers import ArgumentError, prod
 from whit.tensor import Tensor
 from whit.tensor.custom import Backward, run, zeros_like
 from whit.transforms.batching import Batch, Source, batch, expanded
@@ -25,6 +25,7 @@ from whit.transforms.function import AppliedGradient
 from whit.uop import DType, Ops, ReduceArg, Shape, UOp
 from whit.uop.args import ScanArg
 from whit.uop.rewrite import rebuild
+from whit.uop.uop import uops_in
 
 Changes = dict[UOp, UOp]
 
@@ -70,6 +71,7 @@ def loop(
     for node in nodes:
         if node in inputs or any([s in moving for s in node.src]):
             moving.add(node)
+    _check_sizes(moving)
     shared = list(dict.fromkeys(_shared(roots, moving)))
     known: Changes = {}
     for slot, one in enumerate([*carries, *stacked]):
@@ -82,6 +84,20 @@ def loop(
     outputs = [((steps.length, *root.shape), root.dtype) for root in kernel.src]
     values = [*[one.value for one in (*carries, *stacked)], *shared]
     return run(kernel, values, outputs, steps.device, ScanGradient(kernel))[: len(roots.src)]
+
+
+def _check_sizes(nodes: Iterable[UOp]) -> None:
+    """ArgumentError for a step that computes as many elements as a variable says."""
+    for node in nodes:
+        if type(node.arg) not in (tuple, UOp) or node.op is Ops.OUTPUT:
+            continue
+        for part in [p for size in uops_in(node.arg) for p in size.toposort()]:
+            if part.op is Ops.BIND:
+                raise ArgumentError(
+                    f"scan: a step that depends on the size {part.src[0].arg.name}",
+                    because="its kernels are the same whatever the variable's value is",
+                    fix="use the greatest size, and mask what is beyond the value with where()",
+                )
 
 
 def _canonical(slot: int, like: UOp, device: str) -> tuple[UOp, UOp]:
@@ -113,8 +129,9 @@ def _shared(roots: UOp, moving: set[UOp]) -> Iterator[UOp]:
 
 
 def _is_constant(node: UOp) -> bool:
-    """Whether a value is known without any memory. A DETACH of a constant is what somebody differentiates by."""
-    return node.device is None and not any([n.op is Ops.DETACH for n in node.toposort()])
+    """Whether a value is known without any memory. A DETACH of a constant is what somebody differentiates
+    by, and variables have another value in each call."""
+    return node.device is None and not any([n.op in (Ops.DETACH, Ops.BIND) for n in node.toposort()])
 
 
 _REPEATING = (Ops.RESHAPE, Ops.EXPAND, Ops.PAD)
