@@ -142,6 +142,19 @@ def test_a_cell_with_relu() -> None:
     np.testing.assert_allclose(ours(Tensor(x)).numpy(), theirs(torch.tensor(x)).detach().numpy(), rtol=1e-10)
 
 
+@pytest.mark.parametrize("name", ["RNN", "GRU", "LSTM"])
+def test_rows_that_get_longer_in_memory(name: str) -> None:
+    ours, theirs = pair(name, 3, 64 if name == "LSTM" else 256)
+    x = DRAW.standard_normal((4, 2, 3))
+    mine, other = Tensor(x, requires_grad=True), torch.tensor(x, requires_grad=True)
+    (ours(mine)[0] ** 3).sum().backward()
+    (theirs(other)[0] ** 3).sum().backward()
+    pairs = [(mine, other), *[(getattr(ours, key), value) for key, value in theirs.named_parameters()]]
+    for m, t in pairs:
+        assert m.grad is not None and t.grad is not None
+        np.testing.assert_allclose(m.grad.numpy(), t.grad.numpy(), rtol=1e-8, atol=1e-10)
+
+
 def test_weights_are_drawn_as_pytorch_draws_them_and_loaded_by_name() -> None:
     net = nn.LSTM(3, 100)
     values = net.weight_hh_l0.numpy()

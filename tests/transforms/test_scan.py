@@ -12,8 +12,10 @@ import torch
 
 import whit
 from whit import Context, GlobalCounters, Tensor, TinyJit, Variable, scan
+from whit.autograd import marks
 from whit.engine import compile as compiler
 from whit.helpers import ArgumentError, DTypeError, NumericError, ShapeError
+from whit.schedule import schedule
 
 T, B, H = 5, 3, 4
 DRAW = np.random.default_rng(0)
@@ -289,6 +291,32 @@ def test_as_many_kernels_are_compiled_for_ten_steps_as_for_a_thousand() -> None:
     few, many = compiled(10)[0], compiled(1000)
     assert many[0] <= few + 2, "sums over all steps may be split in two"
     assert many[1] < 5, "Python runs a few calls for each step"
+
+
+def test_gradients_of_weights_are_never_kept_for_every_step() -> None:
+    steps, width = 50, 64
+    w = Tensor(DRAW.standard_normal((width, 2 * width + 3)) * 0.05).realize()
+    x = Tensor(DRAW.standard_normal((steps, 2, width))).realize()
+
+    def value(w: Tensor) -> Tensor:
+        def step(c: Tensor, v: Tensor) -> tuple[Tensor, None]:
+            left = c @ w[:, :width] + (v @ w[:, width : 2 * width]).tanh() @ w[:, 3 : width + 3].transpose(
+                0, 1
+            )
+            return (left + (c @ w)[:, :width]).tanh(), None
+
+        return scan(step, Tensor.zeros(2, width, dtype=w.dtype), x)[0].sum()
+
+    got = whit.grad(value)(w)
+    plan = schedule(marks.unmarked([got.uop]))[0]
+    assert sum(plan.arena.values()) < steps * width * width * 8
+    twin, c = torch.tensor(w.numpy(), requires_grad=True), torch.zeros(2, width, dtype=torch.float64)
+    for v in torch.tensor(x.numpy()):
+        left = c @ twin[:, :width] + (v @ twin[:, width : 2 * width]).tanh() @ twin[:, 3 : width + 3].T
+        c = (left + (c @ twin)[:, :width]).tanh()
+    c.sum().backward()
+    assert twin.grad is not None
+    np.testing.assert_allclose(got.numpy(), twin.grad.numpy(), rtol=1e-7, atol=1e-9)
 
 
 def test_what_nobody_reads_is_not_computed() -> None:

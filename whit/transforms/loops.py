@@ -72,12 +72,14 @@ def loop(
         if node in inputs or any([s in moving for s in node.src]):
             moving.add(node)
     _check_sizes(moving)
-    shared = list(dict.fromkeys(_shared(roots, moving)))
+    found = list(dict.fromkeys(_shared(roots, moving)))
+    shared = [_off_the_beat(node) for node in found]
     known: Changes = {}
     for slot, one in enumerate([*carries, *stacked]):
         known[one.base], known[one.shaped] = _canonical(slot, one.shaped, steps.device)
-    for slot, node in enumerate(shared, len(carries) + len(stacked)):
-        known[node] = _canonical(slot, node, steps.device)[1]
+    for slot, (node, value) in enumerate(zip(found, shared, strict=True), len(carries) + len(stacked)):
+        shaped = _canonical(slot, value, steps.device)[1]
+        known[node] = shaped if value is node else shaped.shrink(tuple([(0, size) for size in node.shape]))
     arg = ScanArg(steps.length, len(carries), len(stacked), steps.reverse)
     kernel = UOp(Ops.SCAN, roots.dtype, rewritten(roots.src, known), arg)
     kernel = _with_residuals(kernel, steps.device) if residuals else kernel
@@ -126,6 +128,17 @@ def _shared(roots: UOp, moving: set[UOp]) -> Iterator[UOp]:
             stack += node.src
         else:
             yield node
+
+
+def _off_the_beat(node: UOp) -> UOp:
+    """A turned matrix gets memory before the loop; where its rows would all begin at the same place of the
+    first cache, it gets longer rows."""
+    if node.op is not Ops.PERMUTE or node.ndim < 2 or node.shape[-1] * node.dtype.itemsize % CACHE_WAY:
+        return node
+    return node.pad((*[(0, 0)] * (node.ndim - 1), (0, CACHE_LINE // node.dtype.itemsize)))
+
+
+CACHE_WAY, CACHE_LINE = 2048, 64  # bytes: rows of the first are two apart in caches of 4096 a way
 
 
 def _is_constant(node: UOp) -> bool:
@@ -342,14 +355,44 @@ def _row(stack: UOp, number: int) -> UOp:
 
 
 def summed(node: UOp) -> UOp:
-    """The sum over axis 0. A sum of sums is one: total(sum(x, axes)) is sum(x, axes and 0)."""
+    """The sum over axis 0, taken inside of what keeps that axis. A sum of sums is one: of sum(x, axes) it is
+    sum(x, axes and 0), and what each step would give has no memory."""
+    terms, sums = [node], []
+    while terms:
+        term = terms.pop()
+        if term.op is Ops.ADD and term.src[0].shape == term.src[1].shape:
+            terms += [term.src[1], term.src[0]]
+        else:
+            sums.append(_summed(term))
+    result = sums[0]
+    for other in sums[1:]:
+        result = result.alu(Ops.ADD, other)
+    return result
+
+
+def _summed(node: UOp) -> UOp:
+    """`summed` of what is no sum itself."""
+    views = []
+    while True:
+        source = node.src[0] if node.src else node
+        if node.op is Ops.PERMUTE and node.arg[0] == 0:
+            views.append((Ops.PERMUTE, tuple([axis - 1 for axis in node.arg[1:]])))
+        elif node.op is Ops.RESHAPE and source.ndim and source.shape[0] == node.shape[0]:
+            views.append((Ops.RESHAPE, node.shape[1:]))
+        elif node.op is Ops.PAD and node.arg[0] == (0, 0):
+            views.append((Ops.PAD, node.arg[1:]))
+        elif node.op is Ops.SHRINK and node.arg[0] == (0, source.shape[0]):
+            views.append((Ops.SHRINK, node.arg[1:]))
+        else:
+            break
+        node = source
     if node.op is Ops.REDUCE and node.arg.op is Ops.ADD and 0 not in node.arg.axes:
-        return node.replace(arg=ReduceArg(Ops.ADD, (0, *node.arg.axes)))
-    if node.op is Ops.PERMUTE and node.arg[0] == 0:
-        return summed(node.src[0]).permute(tuple([axis - 1 for axis in node.arg[1:]]))
-    if node.op is Ops.RESHAPE and node.src[0].shape[:1] == node.shape[:1]:
-        return summed(node.src[0]).reshape(node.shape[1:])
-    return total(node, (0,))
+        made = node.replace(arg=ReduceArg(Ops.ADD, (0, *node.arg.axes)))
+    else:
+        made = total(node, (0,))
+    for op, arg in reversed(views):
+        made = getattr(made, op.name.lower())(arg)
+    return made
 
 
 @lru_cache(256)
