@@ -16,6 +16,9 @@ from whit.autograd import marks
 from whit.engine import compile as compiler
 from whit.helpers import ArgumentError, DTypeError, NumericError, ShapeError
 from whit.schedule import schedule
+from whit.uop import Ops
+from whit.uop.spec import verify
+from whit.uop.text import parse, show
 
 T, B, H = 5, 3, 4
 DRAW = np.random.default_rng(0)
@@ -317,6 +320,16 @@ def test_gradients_of_weights_are_never_kept_for_every_step() -> None:
     c.sum().backward()
     assert twin.grad is not None
     np.testing.assert_allclose(got.numpy(), twin.grad.numpy(), rtol=1e-7, atol=1e-9)
+
+
+def test_a_loop_as_text() -> None:
+    last = scan(lambda c, v: ((c @ ARGS[0]).tanh() + v, None), *ARGS[:0:-1])[0]
+    call = next(node for node in last.uop.toposort() if node.op is Ops.CALL)
+    verify(call.arg.kernel, "step")
+    assert parse(show(call.arg.kernel)) is call.arg.kernel
+    plan = schedule([last.uop])[0].linear
+    verify(plan, "schedule")
+    assert parse(show(plan)) is plan
 
 
 def test_what_nobody_reads_is_not_computed() -> None:

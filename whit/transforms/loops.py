@@ -15,14 +15,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from whit.autograd.gradient import gradient
-from whit.autograd.marks import StandInArg, stand_in
+from whit.autograd.marks import stand_in
 from whit.autograd.rules import total
 from whit.helpers import ArgumentError, prod
 from whit.tensor import Tensor
 from whit.tensor.custom import Backward, run, zeros_like
 from whit.transforms.batching import Batch, Source, batch, expanded
 from whit.transforms.function import AppliedGradient
-from whit.uop import DType, Ops, ReduceArg, Shape, UOp
+from whit.uop import DType, Ops, ParamArg, ReduceArg, Shape, UOp
 from whit.uop.args import ScanArg
 from whit.uop.rewrite import rebuild
 from whit.uop.uop import uops_in
@@ -104,7 +104,7 @@ def _check_sizes(nodes: Iterable[UOp]) -> None:
 
 def _canonical(slot: int, like: UOp, device: str) -> tuple[UOp, UOp]:
     """Input number `slot` of a step, (flat, in the shape of a node): equal steps are equal nodes."""
-    base = UOp(Ops.PARAM, like.dtype, (), StandInArg(slot, prod(like.shape), "scan")).copy_to(device)
+    base = UOp(Ops.PARAM, like.dtype, (), ParamArg(slot, prod(like.shape))).copy_to(device)
     return base, base.reshape(like.shape)
 
 
@@ -463,5 +463,5 @@ def batched_call(call: UOp, sources: Sequence[Source], of: Batch) -> UOp:
 
 
 def _canonical_of(slot: int, shape: Shape, dtype: DType, device: str) -> tuple[UOp, UOp]:
-    base = UOp(Ops.PARAM, dtype, (), StandInArg(slot, prod(shape), "scan")).copy_to(device)
+    base = UOp(Ops.PARAM, dtype, (), ParamArg(slot, prod(shape))).copy_to(device)
     return base, base.reshape(shape)

@@ -260,7 +260,7 @@ _TENSOR = (
 
 _STEP = (  # of a SCAN: its inputs, and the marks of transforms, are still in it
     *[row for row in _TENSOR if row.ops[0] not in (Ops.CALL, Ops.OUTPUT, Ops.SINK, Ops.AFTER, Ops.STORE)],
-    Row((Ops.PARAM,), "a slot and a size", lambda u: u.arg.slot >= 0 and u.arg.size >= 0),
+    Row((Ops.PARAM,), "ParamArg", lambda u: isinstance(u.arg, ParamArg)),
     Row((Ops.CALL,), "values, and the gradients of what it gives", lambda u: hasattr(u.arg, "gradient")),
     Row((Ops.OUTPUT,), "(CALL[, value]) and (number, shape)", lambda u: u.src[0].op is Ops.CALL),
     Row((Ops.SCAN,), "the next carries, what a step gives; ScanArg", lambda u: isinstance(u.arg, ScanArg)
@@ -339,6 +339,7 @@ _SCHEDULE = (
     *[row for row in _PROGRAM if row.ops[0] in (Ops.IF, Ops.ENDIF, Ops.LOAD, Ops.LOCAL, Ops.LINEAR)],
     Row((Ops.STORE, Ops.END), "of a program", lambda u: _linear_store(u) if u.op is Ops.STORE
         else u.src[0].op is Ops.RANGE),
+    Row((Ops.SCAN,), "a loop", lambda u: isinstance(u.arg, ScanArg)),
     Row((Ops.LINEAR,), "CALLs", lambda u: all(s.op is Ops.CALL for s in u.src)),
 )
 
