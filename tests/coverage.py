@@ -168,6 +168,7 @@ GROUPS: list[tuple[str, str, list[str], bool]] = [
     ("Tensor", "whit:Tensor", expected.TENSOR, True),
     ("nn", "whit.nn", expected.NN, True),
     ("nn.optim", "whit.nn.optim", expected.OPTIM, False),
+    ("nn.schedulers", "whit.nn.schedulers", expected.SCHEDULERS, False),
     ("nn.state", "whit.nn.state", expected.STATE, False),
     ("dtypes", "whit:dtypes", expected.DTYPES, False),
     ("transforms", "whit", expected.TRANSFORMS, False),

@@ -43,7 +43,12 @@ NN = words("""
     BatchNorm BatchNorm2d BatchNorm3d Conv2d ConvTranspose2d Embedding GroupNorm InstanceNorm LSTMCell
     LayerNorm LayerNorm2d Linear RMSNorm Conv1d Conv3d ConvTranspose1d ConvTranspose3d BatchNorm1d
     Dropout LSTM GRU RNN GRUCell RNNCell MultiheadAttention TransformerEncoderLayer Sequential
-    ModuleList
+    ModuleList clip_grad_norm_ clip_grad_value_ EMA GradScaler
+""")
+
+SCHEDULERS = words("""
+    LambdaLR MultiplicativeLR StepLR MultiStepLR ConstantLR LinearLR ExponentialLR PolynomialLR
+    CosineAnnealingLR CosineAnnealingWarmRestarts OneCycleLR ReduceLROnPlateau SequentialLR ChainedScheduler
 """)
 
 OPTIM = words("""

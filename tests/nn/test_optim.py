@@ -320,3 +320,91 @@ def test_a_captured_step_follows_a_changed_rate() -> None:
         step()
         seen.append(w.item())
     assert seen == [7.0, 6.0, 5.0, 4.5, 4.25]
+
+
+# ---- groups ----
+
+
+def test_groups_against_torch() -> None:
+    """Settings of their own, and a group that joins after some steps."""
+
+    def run(make: Any, tensor: Any, backend: Any) -> list[np.ndarray]:
+        params = [tensor(values) for values in start()]
+        optimizer = make([
+            {"params": params[:1], "lr": 0.05, "weight_decay": 0.1},
+            {"params": params[1:2]},
+        ])  # fmt: skip
+        for step in range(8):
+            if step == 3:
+                optimizer.add_param_group({"params": params[2:], "lr": 0.01})
+            optimizer.zero_grad()
+            loss_of(backend(batch(step)), *params).backward()
+            optimizer.step()
+        return [param.detach().numpy() for param in params]
+
+    def leaf(values: np.ndarray) -> torch.Tensor:
+        return torch.tensor(values, requires_grad=True)
+
+    pairs: list[tuple[Any, Any]] = [
+        (lambda p: SGD(p, lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+        (lambda p: Adam(p, lr=0.1), lambda p: torch.optim.Adam(p, lr=0.1)),
+        (lambda p: AdamW(p, lr=0.1), lambda p: torch.optim.AdamW(p, lr=0.1)),
+    ]
+    for mine, theirs in pairs:
+        for a, b in zip(run(mine, Tensor, Tensor), run(theirs, leaf, torch.tensor), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_groups_differ_in_momentum_and_betas() -> None:
+    a, b = Tensor([1.0]), Tensor([1.0])
+    optimizer = SGD([{"params": [a], "momentum": 0.5}, {"params": b}], lr=1.0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (a + b).sum().backward()
+        optimizer.step()
+    assert (a.item(), b.item()) == (1 - 1 - 1.5, 1 - 1 - 1)
+    assert [g["momentum"] for g in optimizer.param_groups] == [0.5, 0.0]
+
+
+def test_group_of_optimizers_shows_all_groups() -> None:
+    a, b = Tensor([1.0]), Tensor([1.0])
+    both = OptimizerGroup(SGD([a], lr=0.5), Adam([b], lr=0.25))
+    assert [g["lr"].item() for g in both.param_groups] == [0.5, 0.25]
+    assert both.params == [a, b] and both.lr is both.param_groups[0]["lr"]
+
+
+def test_refused_groups() -> None:
+    v, w = Tensor([1.0]), Tensor([2.0])
+    for make, reason in (
+        (lambda: SGD([{"lr": 0.1}]), 'needs "params"'),
+        (lambda: SGD([{"params": [w], "speed": 3}]), "no setting 'speed'"),
+        (lambda: SGD([{"params": [w]}, {"params": [v, w]}]), "two groups"),
+        (lambda: SGD([{"params": [w], "lr": -1}]), "a number from 0"),
+        (lambda: Adam([{"params": [w], "b1": 1}]), "below 1"),
+        (lambda: SGD([{"params": []}]), "can be trained"),
+        (lambda: SGD([{"params": [w]}, v]), "parameters are tensors"),
+        (lambda: SGD([w], lr="fast"), "kind that SGD does not take"),
+        (lambda: OptimizerGroup(SGD([w])).add_param_group({"params": [v]}), "which of the optimisers"),
+    ):
+        with pytest.raises(ArgumentError, match=reason):
+            make()
+    optimizer = SGD([w], lr=0.5)
+    with pytest.raises(ArgumentError):
+        optimizer.add_param_group({"params": [v], "momentum": -1})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam, Muon, LARS])
+def test_skipped_steps_change_nothing(kind: Any) -> None:
+    w = Tensor(np.arange(6, dtype=np.float32).reshape(2, 3))
+    optimizer = kind([w], **({"momentum": 0.9} if kind is SGD else {}))
+    for _ in range(2):
+        optimizer.zero_grad()
+        w.square().sum().backward()
+        optimizer.step()
+    before = {name: t.numpy() for name, t in get_state_dict(optimizer).items()}
+    optimizer.zero_grad()
+    (w * float("nan")).sum().backward()
+    Tensor.realize(*optimizer.schedule_step(skip=Tensor(True)))
+    for name, tensor in get_state_dict(optimizer).items():
+        np.testing.assert_array_equal(tensor.numpy(), before[name], err_msg=name)

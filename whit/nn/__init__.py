@@ -1,5 +1,5 @@
-"""Layers (here), optimisers (`nn.optim`), names and files of parameters (`nn.state`), data sets
-(`nn.datasets`)."""
+"""Layers (here), optimisers (`nn.optim`), learning rates (`nn.schedulers`), names and files of parameters
+(`nn.state`), data sets (`nn.datasets`)."""
 
 from __future__ import annotations
 
@@ -56,8 +56,13 @@ __all__ = [
 ]
 
 
+_LATER = {"EMA": "ema", "GradScaler": "scaling"}
+
+
 def __getattr__(name: str) -> Any:
-    """`nn.optim`, `nn.state` and `nn.datasets` are loaded on first use."""
-    if name in ("optim", "state", "datasets"):
+    """What training needs besides layers is loaded on first use."""
+    if name in ("optim", "schedulers", "state", "datasets"):
         return importlib.import_module(f"whit.nn.{name}")
+    if name in _LATER:
+        return getattr(importlib.import_module(f"whit.nn.{_LATER[name]}"), name)
     raise AttributeError(f"module 'whit.nn' has no attribute {name!r}")
