@@ -168,6 +168,8 @@ def test_variables() -> None:
         assert last.item() == ((1 * k + k + 1) * k) + k + 2
     with pytest.raises(ArgumentError, match="depends on the size size"):
         scan(lambda c, x: (c + (ones * x)[: size.bind(2)].sum(), None), Tensor(1.0), Tensor([1.0, 2.0]))
+    with pytest.raises(ArgumentError, match="depends on the size size"):
+        scan(lambda c, x: (c + (ones[: size.bind(2)] * x).sum(), None), Tensor(1.0), Tensor([1.0, 2.0]))
     with pytest.raises(ShapeError, match="must be known"):
         scan(lambda c, x: (c, ones[: size.bind(2)] * x), Tensor(1.0), Tensor([1.0, 2.0]))
 

@@ -71,15 +71,16 @@ def loop(
     for node in nodes:
         if node in inputs or any([s in moving for s in node.src]):
             moving.add(node)
-    _check_sizes(moving)
     found = list(dict.fromkeys(_shared(roots, moving)))
-    shared = [_off_the_beat(node) for node in found]
+    _check_sizes([*moving, *found])
+    turned = _summed_along_rows(moving).intersection(found) if steps.length >= TURNED_FROM else set()
+    shared = [_laid_out(node, node in turned) for node in found]
     known: Changes = {}
     for slot, one in enumerate([*carries, *stacked]):
         known[one.base], known[one.shaped] = _canonical(slot, one.shaped, steps.device)
     for slot, (node, value) in enumerate(zip(found, shared, strict=True), len(carries) + len(stacked)):
         shaped = _canonical(slot, value, steps.device)[1]
-        known[node] = shaped if value is node else shaped.shrink(tuple([(0, size) for size in node.shape]))
+        known[node] = _as_it_was(shaped, node.shape, node in turned)
     arg = ScanArg(steps.length, len(carries), len(stacked), steps.reverse)
     kernel = UOp(Ops.SCAN, roots.dtype, rewritten(roots.src, known), arg)
     kernel = _with_residuals(kernel, steps.device) if residuals else kernel
@@ -91,9 +92,10 @@ def loop(
 def _check_sizes(nodes: Iterable[UOp]) -> None:
     """ArgumentError for a step that computes as many elements as a variable says."""
     for node in nodes:
-        if type(node.arg) not in (tuple, UOp) or node.op is Ops.OUTPUT:
-            continue
-        for part in [p for size in uops_in(node.arg) for p in size.toposort()]:
+        sizes = [size for size in node.shape if isinstance(size, UOp)]
+        if type(node.arg) in (tuple, UOp) and node.op is not Ops.OUTPUT:
+            sizes += uops_in(node.arg)
+        for part in [part for size in sizes for part in size.toposort()]:
             if part.op is Ops.BIND:
                 raise ArgumentError(
                     f"scan: a step that depends on the size {part.src[0].arg.name}",
@@ -130,15 +132,46 @@ def _shared(roots: UOp, moving: set[UOp]) -> Iterator[UOp]:
             yield node
 
 
-def _off_the_beat(node: UOp) -> UOp:
-    """A turned matrix gets memory before the loop; where its rows would all begin at the same place of the
-    first cache, it gets longer rows."""
-    if node.op is not Ops.PERMUTE or node.ndim < 2 or node.shape[-1] * node.dtype.itemsize % CACHE_WAY:
-        return node
-    return node.pad((*[(0, 0)] * (node.ndim - 1), (0, CACHE_LINE // node.dtype.itemsize)))
-
-
+TURNED_FROM = 8  # steps that are worth copying a matrix for
 CACHE_WAY, CACHE_LINE = 2048, 64  # bytes: rows of the first are two apart in caches of 4096 a way
+
+
+def _summed_along_rows(nodes: Iterable[UOp]) -> set[UOp]:
+    """The matrices of which products sum up whole rows: a step reads them sooner by columns, whose elements
+    belong to results beside each other."""
+    found = set()
+    for node in nodes:
+        if (
+            node.op is not Ops.REDUCE
+            or node.src[0].op is not Ops.MUL
+            or node.arg.axes != (node.src[0].ndim - 1,)
+        ):
+            continue
+        for factor in node.src[0].src:
+            below = factor
+            while below.op in (Ops.RESHAPE, Ops.EXPAND) and below.src[0].ndim > 1:
+                below = below.src[0]
+            if below.ndim == 2 and below.shape == factor.shape[-2:] and below.shape[0] != 1:
+                found.add(below)
+    return found
+
+
+def _laid_out(node: UOp, is_turned: bool) -> UOp:
+    """A value that all steps share as they read it best: a matrix turned, if that helps, and with longer rows
+    where these would all begin at the same place of the first cache."""
+    value = node.permute((1, 0)) if is_turned else node
+    is_made = value.op is Ops.PERMUTE and value.ndim > 1
+    if not is_made or value.shape[-1] * value.dtype.itemsize % CACHE_WAY:
+        return value
+    return value.pad((*[(0, 0)] * (value.ndim - 1), (0, CACHE_LINE // value.dtype.itemsize)))
+
+
+def _as_it_was(value: UOp, shape: Shape, is_turned: bool) -> UOp:
+    """What a step makes of a value that was laid out."""
+    kept = (shape[1], shape[0]) if is_turned else shape
+    if value.shape != kept:
+        value = value.shrink(tuple([(0, size) for size in kept]))
+    return value.permute((1, 0)) if is_turned else value
 
 
 def _is_constant(node: UOp) -> bool:
