@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from whit.autograd import marks
 from whit.engine import compile as compiler
 from whit.helpers import ArgumentError, DTypeError, NumericError, ShapeError
 from whit.schedule import schedule
+from whit.schedule.schedule import _cache as schedules
 from whit.uop import Ops
 from whit.uop.spec import verify
 from whit.uop.text import parse, show
@@ -332,6 +334,35 @@ def test_a_loop_as_text() -> None:
     plan = schedule([last.uop])[0].linear
     verify(plan, "schedule")
     assert parse(show(plan)) is plan
+
+
+def test_a_gradient_of_its_own_inside_and_a_schedule_that_is_found_again() -> None:
+    @whit.custom_gradient
+    def bounded(t: Tensor) -> Any:
+        return t.tanh(), lambda upstream: upstream.clamp(-0.5, 0.5)
+
+    def value(x: Tensor) -> Tensor:
+        return scan(lambda c, v: (bounded(c * v), whit.grad(lambda t: (t * t * v).sum())(c)), x[0], x)[
+            1
+        ].sum()
+
+    def run() -> list[float]:
+        return whit.grad(value)(Tensor([0.5, 1.5, -2.0])).tolist()
+
+    first, known = run(), len(schedules)
+    assert run() == first and len(schedules) == known
+    c, pulls = 0.5, []
+    for v in (0.5, 1.5, -2.0):
+        pulls.append((c, v))
+        c = math.tanh(c * v)
+    g, want = 0.0, [0.0, 0.0, 0.0]
+    for k in (2, 1, 0):  # of the sum of 2 c v, and of c' = tanh(c v) with the slope that is given
+        c, v = pulls[k]
+        slope = max(-0.5, min(0.5, g))
+        want[k] += slope * c + 2 * c
+        g = slope * v + 2 * v
+    want[0] += g
+    assert first == pytest.approx(want, rel=1e-5)
 
 
 def test_what_nobody_reads_is_not_computed() -> None:

@@ -67,6 +67,19 @@ def loop_of(call: UOp) -> Loop:
     return Loop(plan, arg.length, arg.reverse, tuple(externals), results)
 
 
+def bare(kernel: UOp) -> UOp:
+    """The kernel of a CALL without what only derivatives see: what tells schedules of loops apart."""
+    if kernel.op is not Ops.SCAN:
+        return kernel
+
+    def change(old: UOp, new: UOp) -> UOp:
+        if old.op is not Ops.CALL:
+            return new
+        return new.replace(arg=new.arg._replace(kernel=bare(new.arg.kernel), gradient=None))
+
+    return kernel.replace(src=rebuild(UOp.sink(*marks.unmarked(kernel.src)), change).src)
+
+
 def is_input(node: UOp) -> bool:
     """Whether a node of a step stands for one of its inputs."""
     return node.op is Ops.COPY and node.src[0].op is Ops.PARAM

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from whit.helpers import DEBUG, SPEC, ArgumentError, log, round_up
 from whit.schedule import stored
 from whit.schedule.fusion import FEW_ROWS, SMALL_WORK, Home, decide
-from whit.schedule.loops import Loop, loop_of, pruned
+from whit.schedule.loops import Loop, bare, loop_of, pruned
 from whit.schedule.lower import Kernel, elements, lower
 from whit.schedule.memory import ALIGN, Lifetime, plan
 from whit.schedule.merge import merge
@@ -113,7 +113,7 @@ def graph_key(roots: list[UOp]) -> GraphKey:
         elif op is Ops.AFTER:
             arg = None  # the number of the version
         elif op is Ops.CALL:
-            arg = (arg.kernel, arg.device)  # whatever its gradient is
+            arg = (bare(arg.kernel), arg.device)  # whatever its gradient is
         elif op is Ops.PARAM:
             raise ArgumentError(
                 f"computing a value that was made inside of {arg.by}",

@@ -230,9 +230,20 @@ def _part(like: UOp, device: str) -> _Part:
     return _Part(*stand_in(like.shape, like.dtype, device, "scan"))
 
 
-@lru_cache(256)
+def _is_plain(kernel: UOp) -> bool:
+    """Whether gradients inside of a step are whit's own, which hold no values: what is made of it may be
+    kept."""
+    functions = [node.arg.gradient for node in kernel.toposort() if node.op is Ops.CALL]
+    return all(f is None or isinstance(f, (Backward, ScanGradient)) for f in functions)
+
+
 def _pull_of(kernel: UOp, flags: tuple[bool, ...], device: str, shapes: tuple[Shape, ...]) -> _Pull:
     """`flags`: for which roots each step has a gradient of its own; `shapes`: of the inputs."""
+    make = _known_pull if _is_plain(kernel) else _made_pull
+    return make(kernel, flags, device, shapes)
+
+
+def _made_pull(kernel: UOp, flags: tuple[bool, ...], device: str, shapes: tuple[Shape, ...]) -> _Pull:
     inputs: dict[int, _Part] = {}
     known: Changes = {}
     for slot, (base, _) in _inputs_of(kernel).items():
@@ -251,6 +262,9 @@ def _pull_of(kernel: UOp, flags: tuple[bool, ...], device: str, shapes: tuple[Sh
         stands |= _under_reshape(roots[n], one.shaped)
     replaced = rewritten(list(parts.values()), stands)
     return _Pull(inputs, later, given, results, dict(zip(parts, replaced, strict=True)))
+
+
+_known_pull = lru_cache(256)(_made_pull)
 
 
 def _under_reshape(node: UOp, value: UOp, steps: Shape = ()) -> Changes:
@@ -428,8 +442,12 @@ def _summed(node: UOp) -> UOp:
     return made
 
 
-@lru_cache(256)
 def _with_residuals(kernel: UOp, device: str) -> UOp:
+    """The step with what its gradient needs of it."""
+    return (_known_residuals if _is_plain(kernel) else _made_residuals)(kernel, device)
+
+
+def _made_residuals(kernel: UOp, device: str) -> UOp:
     """Results of reductions (and of kernels and loops inside) that the gradients of a step need are given by
     the steps too."""
     if not any([root.dtype.is_float for root in kernel.src]):
@@ -447,6 +465,9 @@ def _with_residuals(kernel: UOp, device: str) -> UOp:
     found = _needed(pairs, targets, device)
     wanted = [n for n in moving if n in found and n.op in (Ops.REDUCE, Ops.OUTPUT) and n not in kernel.src]
     return kernel.replace(src=(*kernel.src, *wanted))
+
+
+_known_residuals = lru_cache(256)(_made_residuals)
 
 
 def _needed(pairs: Sequence[tuple[UOp, UOp]], targets: Sequence[UOp], device: str) -> set[UOp]:
