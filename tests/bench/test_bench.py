@@ -36,6 +36,7 @@ SMOKE = {
     "greatest": [(200, 3)],
     "running_sum": [(100,)],
     "singular": [(6,)],
+    "recurrent": [(5, 2, 3, 4)],
 }
 CASES = [(name, arguments) for name, list_ in SMOKE.items() for arguments in list_]
 
