@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from whit.helpers import ArgumentError, ShapeError
-from whit.nn.layers import uniform
+from whit.nn.layers import _is_tensor, uniform
 from whit.tensor import Tensor
 from whit.tensor.guard import guard
 from whit.transforms import scan
@@ -76,6 +76,8 @@ def _make_cell(cell: Any, input_size: int, hidden_size: int, bias: bool) -> None
 def _cell_inputs(cell: Any, x: Tensor, hx: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """The gates' share of x, h with a row for each example, and what it is multiplied with."""
     name, size = type(cell).__name__, cell.hidden_size
+    for value in (x,) if hx is None else (x, hx):
+        _is_tensor(name, value)
     if x.ndim not in (1, 2) or x.shape[-1] != cell.input_size:
         raise ShapeError(
             f"{name} of {show_shape(x.shape)}",
@@ -180,6 +182,8 @@ class _Recurrent:
     def _run(self, x: Tensor, hx: Sequence[Tensor] | None) -> tuple[Tensor, list[Tensor]]:
         """(the output of the last layer, the last states of all layers), in the form of the input."""
         name = type(self).__name__
+        for value in (x, *(hx or ())):
+            _is_tensor(name, value)
         if x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
             shape = f"({'batch, steps' if self.batch_first else 'steps, batch'}, {self.input_size})"
             raise ShapeError(
