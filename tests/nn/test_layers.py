@@ -57,6 +57,27 @@ CASES: dict[str, Case] = {
         lambda: torch.nn.LayerNorm((3, 4), eps=1e-3),
         (2, 3, 4),
     ),
+    "conv3d": (lambda: nn.Conv3d(4, 6, 3), lambda: torch.nn.Conv3d(4, 6, 3), (2, 4, 5, 6, 4)),
+    "conv3d with all": (
+        lambda: nn.Conv3d(4, 6, (2, 3, 1), stride=(1, 2, 1), padding=(2, 0, 1), dilation=(2, 1, 1), groups=2),
+        lambda: torch.nn.Conv3d(4, 6, (2, 3, 1), (1, 2, 1), (2, 0, 1), (2, 1, 1), 2),
+        (2, 4, 5, 7, 3),
+    ),
+    "conv3d same": (
+        lambda: nn.Conv3d(2, 3, (2, 3, 4), padding="same", bias=False),
+        lambda: torch.nn.Conv3d(2, 3, (2, 3, 4), padding="same", bias=False),
+        (1, 2, 4, 5, 6),
+    ),
+    "conv transpose 1d": (
+        lambda: nn.ConvTranspose1d(4, 6, 3, stride=3, padding=1, output_padding=2, groups=2, dilation=2),
+        lambda: torch.nn.ConvTranspose1d(4, 6, 3, 3, 1, 2, 2, True, 2),
+        (2, 4, 7),
+    ),
+    "conv transpose 3d": (
+        lambda: nn.ConvTranspose3d(4, 2, (2, 3, 1), (2, 1, 2), (1, 0, 0), (1, 0, 1), bias=False),
+        lambda: torch.nn.ConvTranspose3d(4, 2, (2, 3, 1), (2, 1, 2), (1, 0, 0), (1, 0, 1), bias=False),
+        (2, 4, 3, 4, 2),
+    ),
     "layer norm without bias": (
         lambda: nn.LayerNorm(6, bias=False),
         lambda: torch.nn.LayerNorm(6, bias=False),

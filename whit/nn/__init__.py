@@ -6,7 +6,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from whit.nn.attention import MultiheadAttention, TransformerEncoder, TransformerEncoderLayer
 from whit.nn.clip import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
+from whit.nn.containers import ModuleList, Sequential
 from whit.nn.layers import (
     BatchNorm,
     BatchNorm1d,
@@ -14,7 +16,10 @@ from whit.nn.layers import (
     BatchNorm3d,
     Conv1d,
     Conv2d,
+    Conv3d,
+    ConvTranspose1d,
     ConvTranspose2d,
+    ConvTranspose3d,
     Dropout,
     Embedding,
     GroupNorm,
@@ -37,7 +42,10 @@ __all__ = [
     "BatchNorm3d",
     "Conv1d",
     "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
     "ConvTranspose2d",
+    "ConvTranspose3d",
     "Dropout",
     "Embedding",
     "GRUCell",
@@ -47,8 +55,13 @@ __all__ = [
     "LayerNorm",
     "LayerNorm2d",
     "Linear",
+    "ModuleList",
+    "MultiheadAttention",
     "RMSNorm",
     "RNNCell",
+    "Sequential",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
     "clip_grad_norm_",
     "clip_grad_value_",
     "clip_grads_with_norm_",
@@ -61,7 +74,7 @@ _LATER = {"EMA": "ema", "GradScaler": "scaling"}
 
 def __getattr__(name: str) -> Any:
     """What training needs besides layers is loaded on first use."""
-    if name in ("optim", "schedulers", "state", "datasets"):
+    if name in ("init", "optim", "schedulers", "state", "datasets"):
         return importlib.import_module(f"whit.nn.{name}")
     if name in _LATER:
         return getattr(importlib.import_module(f"whit.nn.{_LATER[name]}"), name)

@@ -187,15 +187,23 @@ class Conv2d(_Conv):
     rank = 2
 
 
-class ConvTranspose2d:
-    """The transpose of Conv2d: scatters each input pixel through the kernel.
+class Conv3d(_Conv):
+    """Convolution over volumes. Shapes: x (n, in, d, h, w) -> (n, out, d', h', w'); weight (out, in/groups,
+    kd, kh, kw).
 
-    Shapes: x (n, in, h, w) -> (n, out, h', w') with h' = (h-1)*stride - 2*padding + dilation*(kh-1) +
-    output_padding + 1; weight (in, out/groups, kh, kw).
+    `padding` may be numbers, "valid" or "same".
 
-    >>> ConvTranspose2d(2, 3, 2, stride=2)(Tensor.ones(1, 2, 4, 4)).shape
-    (1, 3, 8, 8)
+    >>> Conv3d(1, 2, 3, padding="same")(Tensor.ones(1, 1, 4, 5, 6)).shape
+    (1, 2, 4, 5, 6)
     """
+
+    rank = 3
+
+
+class _ConvTranspose:
+    """What the transposes of convolutions of all ranks share. Starts uniform within 1/sqrt(fan in)."""
+
+    rank: int
 
     def __init__(
         self,
@@ -209,7 +217,7 @@ class ConvTranspose2d:
         bias: bool = True,
         dilation: Size = 1,
     ) -> None:
-        name = "ConvTranspose2d"
+        name, rank = type(self).__name__, self.rank
         _positive(name, in_channels=in_channels, out_channels=out_channels, groups=groups)
         if in_channels % groups or out_channels % groups:
             raise ArgumentError(
@@ -217,22 +225,54 @@ class ConvTranspose2d:
                 because="both channel counts must be multiples of groups",
                 fix="choose another groups",
             )
-        kernel = _sizes(name, kernel_size, 2)
-        self.stride, self.padding, self.dilation = (_sizes(name, v, 2) for v in (stride, padding, dilation))
-        self.output_padding, self.groups, self.in_channels = (
-            _sizes(name, output_padding, 2),
-            groups,
-            in_channels,
-        )
+        kernel = _sizes(name, kernel_size, rank)
+        self.stride, self.padding = _sizes(name, stride, rank), _sizes(name, padding, rank)
+        self.dilation, self.output_padding = _sizes(name, dilation, rank), _sizes(name, output_padding, rank)
+        self.groups, self.in_channels = groups, in_channels
         bound = 1 / math.sqrt(out_channels // groups * prod(kernel))
         self.weight = uniform(in_channels, out_channels // groups, *kernel, bound=bound)
         self.bias = uniform(out_channels, bound=bound) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        _channels("ConvTranspose2d", x, self.in_channels, -3)
+        _channels(type(self).__name__, x, self.in_channels, -self.rank - 1)
         return x.conv_transpose2d(
             self.weight, self.bias, self.groups, self.stride, self.dilation, self.padding, self.output_padding
         )
+
+
+class ConvTranspose1d(_ConvTranspose):
+    """The transpose of Conv1d. Shapes: x (n, in, length) -> (n, out, length'); weight (in, out/groups,
+    kernel); length' as of `ConvTranspose2d`.
+
+    >>> ConvTranspose1d(2, 3, 4, stride=2)(Tensor.ones(1, 2, 5)).shape
+    (1, 3, 12)
+    """
+
+    rank = 1
+
+
+class ConvTranspose2d(_ConvTranspose):
+    """The transpose of Conv2d: scatters each input pixel through the kernel.
+
+    Shapes: x (n, in, h, w) -> (n, out, h', w') with h' = (h-1)*stride - 2*padding + dilation*(kh-1) +
+    output_padding + 1; weight (in, out/groups, kh, kw).
+
+    >>> ConvTranspose2d(2, 3, 2, stride=2)(Tensor.ones(1, 2, 4, 4)).shape
+    (1, 3, 8, 8)
+    """
+
+    rank = 2
+
+
+class ConvTranspose3d(_ConvTranspose):
+    """The transpose of Conv3d. Shapes: x (n, in, d, h, w) -> (n, out, d', h', w'); weight (in, out/groups,
+    kd, kh, kw); sizes as of `ConvTranspose2d`.
+
+    >>> ConvTranspose3d(1, 1, 2, stride=2)(Tensor.ones(1, 1, 2, 3, 4)).shape
+    (1, 1, 4, 6, 8)
+    """
+
+    rank = 3
 
 
 # ---- normalisation -----------------------------------------------------------------------------------------
@@ -549,8 +589,20 @@ class LSTMCell:
 
 
 for _class in (
-    Linear, _Conv, Conv1d, Conv2d, ConvTranspose2d, BatchNorm, LayerNorm, LayerNorm2d, RMSNorm, GroupNorm,
-    InstanceNorm, Embedding, Dropout, LSTMCell,
+    Linear,
+    _Conv,
+    Conv1d,
+    Conv2d,
+    _ConvTranspose,
+    BatchNorm,
+    LayerNorm,
+    LayerNorm2d,
+    RMSNorm,
+    GroupNorm,
+    InstanceNorm,
+    Embedding,
+    Dropout,
+    LSTMCell,
 ):
     if "__init__" in vars(_class):
         guard(_class, ["__init__"])
