@@ -28,7 +28,19 @@ from whit.helpers import (
     ShapeError,
     WhitError,
 )
-from whit.nn import layers, optim, state
+from whit.nn import (
+    attention,
+    clip,
+    containers,
+    ema,
+    init,
+    layers,
+    optim,
+    recurrent,
+    scaling,
+    schedulers,
+    state,
+)
 
 SPECIAL = [
     "__add__",
@@ -77,11 +89,14 @@ METHODS = [
 ]
 BUILT = [
     o
-    for m in (layers, optim)
+    for m in (attention, containers, ema, layers, optim, recurrent, scaling, schedulers)
     for n, o in vars(m).items()
     if inspect.isclass(o) and o.__module__ == m.__name__ and not n.startswith("_")
 ]
 FILES = [
+    *[f for n, f in vars(init).items() if n.endswith("_") and not n.startswith("_")],
+    init.calculate_gain,
+    *[getattr(clip, n) for n in ("get_total_norm", "clip_grad_norm_", "clip_grad_value_")],
     state.get_state_dict,
     state.get_parameters,
     state.load_state_dict,
@@ -178,6 +193,10 @@ def test_construction_of_layers_and_optimisers(made: Any) -> None:
         nn.Dropout(0.5),
         nn.Conv1d(1, 2, 2),
         nn.ConvTranspose2d(1, 1, 2),
+        nn.Conv3d(1, 1, 2),
+        nn.ConvTranspose3d(1, 1, 2),
+        nn.MultiheadAttention(3, 1),
+        nn.TransformerEncoderLayer(3, 1, 4),
     ],
     ids=lambda o: type(o).__name__,
 )

@@ -13,10 +13,11 @@ from typing import Any
 
 from whit.helpers import ArgumentError, prod
 from whit.tensor import Tensor
-from whit.tensor.guard import show_argument
+from whit.tensor.guard import guarded, show_argument
 from whit.uop.uop import show_shape
 
 
+@guarded
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     """By how much spread a nonlinearity takes away; param: the slope of "leaky_relu" below 0 (0.01).
 
@@ -37,6 +38,7 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     return gains[nonlinearity]
 
 
+@guarded
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
     """Even between a and b.
 
@@ -49,6 +51,7 @@ def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
     return _fill(tensor, Tensor.uniform(*tensor.shape, low=a, high=b, device=tensor.device))
 
 
+@guarded
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Normal around `mean`."""
     _is_float("normal_", tensor)
@@ -56,6 +59,7 @@ def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     return _fill(tensor, Tensor.randn(*tensor.shape, device=tensor.device) * std + mean)
 
 
+@guarded
 def trunc_normal_(
     tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0
 ) -> Tensor:
@@ -75,22 +79,26 @@ def trunc_normal_(
     return _fill(tensor, values.clip(a, b))
 
 
+@guarded
 def constant_(tensor: Tensor, val: float) -> Tensor:
     """`val` everywhere."""
     _is_tensor("constant_", tensor)
     return _fill(tensor, Tensor.full(tensor.shape, val, dtype=tensor.dtype, device=tensor.device))
 
 
+@guarded
 def ones_(tensor: Tensor) -> Tensor:
     """1 everywhere."""
     return constant_(tensor, 1.0)
 
 
+@guarded
 def zeros_(tensor: Tensor) -> Tensor:
     """0 everywhere."""
     return constant_(tensor, 0.0)
 
 
+@guarded
 def eye_(tensor: Tensor) -> Tensor:
     """A matrix with 1 on the diagonal and 0 elsewhere."""
     _has_axes("eye_", tensor, 2, 2)
@@ -98,6 +106,7 @@ def eye_(tensor: Tensor) -> Tensor:
     return _fill(tensor, Tensor.eye(rows, columns, dtype=tensor.dtype, device=tensor.device))
 
 
+@guarded
 def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
     """A convolution, (out, in/groups, *kernel), that passes on as many channels as it can: 1 in the middle of
     the kernel from channel i to channel i of each group.
@@ -121,17 +130,20 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
     return _fill(tensor, spot.where(whole, 0))
 
 
+@guarded
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0) -> Tensor:
     """Even within gain * sqrt(6 / (fan in + fan out)) (Glorot and Bengio 2010)."""
     bound = gain * math.sqrt(6 / sum(_fans("xavier_uniform_", tensor)))
     return uniform_(tensor, -bound, bound)
 
 
+@guarded
 def xavier_normal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
     """Normal with deviation gain * sqrt(2 / (fan in + fan out)) (Glorot and Bengio 2010)."""
     return normal_(tensor, 0.0, gain * math.sqrt(2 / sum(_fans("xavier_normal_", tensor))))
 
 
+@guarded
 def kaiming_uniform_(
     tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu"
 ) -> Tensor:
@@ -140,6 +152,7 @@ def kaiming_uniform_(
     return uniform_(tensor, -bound, bound)
 
 
+@guarded
 def kaiming_normal_(
     tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu"
 ) -> Tensor:
@@ -147,6 +160,7 @@ def kaiming_normal_(
     return normal_(tensor, 0.0, _kaiming("kaiming_normal_", tensor, a, mode, nonlinearity))
 
 
+@guarded
 def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
     """gain times a matrix whose rows, or columns if there are fewer, are orthogonal and of length 1, evenly
     among all such (Saxe et al. 2014); axes after the first count as one."""
@@ -159,6 +173,7 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
     return _fill(tensor, q.reshape(*tensor.shape) * gain)
 
 
+@guarded
 def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01) -> Tensor:
     """A matrix, normal with deviation `std`, of which ceil(sparsity * rows) elements of each column are 0,
     elsewhere in each (Martens 2010)."""

@@ -495,6 +495,6 @@ class Muon(Optimizer):
         return x.transpose(0, 1) if tall else x
 
 
-for _class in (OptimizerGroup, SGD, Adam, AdamW, LAMB, LARS, Muon):
+for _class in (Optimizer, OptimizerGroup, SGD, Adam, AdamW, LAMB, LARS, Muon):
     if "__init__" in vars(_class):
         guard(_class, ["__init__"])

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from whit.helpers import ArgumentError, WhitError
 
+F = TypeVar("F", bound=Callable[..., Any])
 COMPLAINTS = (TypeError, AttributeError, ValueError, IndexError, KeyError, OverflowError, ZeroDivisionError)
 
 
@@ -22,12 +23,18 @@ def guard(cls: type, names: Iterable[str]) -> None:
     for name in names:
         found = next(base.__dict__[name] for base in cls.__mro__ if name in base.__dict__)
         if isinstance(found, (classmethod, staticmethod)):
-            setattr(cls, name, type(found)(_guarded(name, found.__func__)))
+            setattr(cls, name, type(found)(_guarded(name, found.__func__, "Tensor.")))
         else:
-            setattr(cls, name, _guarded(cls.__name__ if name == "__init__" else name, found))
+            setattr(cls, name, _guarded(cls.__name__ if name == "__init__" else name, found, "Tensor."))
 
 
-def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def guarded(function: F) -> F:
+    """The same for a function: a decorator."""
+    made: Any = _guarded(function.__name__, function, "")
+    return cast(F, made)
+
+
+def _guarded(name: str, function: Callable[..., Any], owner: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
         try:
@@ -35,13 +42,14 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         except WhitError:
             raise
         except COMPLAINTS as error:
-            shown = args[1:] if function.__name__ == "__init__" else args
+            is_made = function.__name__ == "__init__"
+            shown, what = (args[1:], type(args[0]).__name__) if is_made else (args, name)
             given = [show_argument(a) for a in shown]
             given += [f"{key}={show_argument(value)}" for key, value in named.items()]
             raise ArgumentError(
-                f"{name}({', '.join(given)})",
-                because=f"an argument is of a kind that {name} does not take ({error})",
-                fix=f"help({name if name[0].isupper() else 'Tensor.' + name}) says what it takes",
+                f"{what}({', '.join(given)})",
+                because=f"an argument is of a kind that {what} does not take ({error})",
+                fix=f"help({what if what[0].isupper() else owner + what}) says what it takes",
             ) from error
 
     return call
