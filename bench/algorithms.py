@@ -35,6 +35,24 @@ def running_sum(size: int) -> Work:
     return Work(contenders, 0.0, size, x.nbytes, x.nbytes)
 
 
+def embedding_gradient(size: int, width: int, count: int) -> Work:
+    """The gradient of a table of vectors of which some are read."""
+    torch, table, upstream = load("torch"), draw(size, width), draw(count, width, seed=1)
+    index = np.random.default_rng(2).integers(0, size, count)
+    weight, places, g = torch.tensor(table, requires_grad=True), torch.tensor(index), torch.tensor(upstream)
+
+    def ours(w: Any, i: Any, v: Any) -> Any:
+        w = w.detach()
+        w.requires_grad = True
+        return (w[i] * v).sum().gradient(w)[0]
+
+    def theirs() -> Any:
+        return torch.autograd.grad((weight[places] * g).sum(), weight)[0]
+
+    contenders = {"whit": replayed(ours, table, index, upstream), "torch": theirs}
+    return Work(contenders, 1e-6, count * width, 2 * upstream.nbytes, table.nbytes)
+
+
 def singular(size: int) -> Work:
     """The singular value decomposition; singular values are compared."""
     x = draw(size, size)

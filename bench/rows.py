@@ -144,6 +144,7 @@ ALGORITHMS = [
     Row("sort 100,000 float32", within(5.0, "numpy"), "ordered", (100_000,)),
     Row("topk(8) of 151,936", within(3.0, "torch"), "greatest", (151_936, 8)),
     Row("cumsum 1,000,000", within(3.0, "numpy"), "running_sum", (1_000_000,)),
+    Row("gradient of 4,096 of 50,000 rows", within(3.0, "torch"), "embedding_gradient", (50_000, 64, 4096)),
     Row("svd 64x64", within(10.0, "numpy"), "singular", (64,)),
     Row("LSTM forward and backward, 100 steps", within(2.0, "torch"), "recurrent", (100, 32, 128, 256)),
     Row("sort 100,000 float32, first, cold", COLD, program="sort_first", cache="cold", rounds=1),

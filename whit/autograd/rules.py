@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable
 
 from whit.helpers import argsort, prod
+from whit.tensor.scatter import add_slices, is_large
 from whit.uop import Op, Ops, Shape, UOp, dtypes
 
 SourceRule = Callable[..., UOp | None]
@@ -216,11 +217,15 @@ def _product_over(x: UOp, axes: tuple[int, ...]) -> UOp:
 
 
 def _take(g: UOp, out: UOp, x: UOp, index: UOp) -> UOp:
-    """A scatter-add: x[v] gets every position of the index that reads v: one REDUCE over a WHERE."""
+    """A scatter-add: x[v] gets every position of the index that reads v: one REDUCE over a WHERE, or a kernel
+    of its own where that would compare very many pairs."""
     axis = out.arg
     before, after = x.shape[:axis], x.shape[axis + 1 :]
     ones = (1,) * len(after)
     positions, length = index.size, x.shape[axis]
+    if isinstance(length, int) and is_large(x.shape, axis, positions):
+        flat = g.reshape((*before, positions, *after))
+        return add_slices(index.reshape((positions,)), flat, axis, length)
     rows = UOp(Ops.IOTA, index.dtype, (), length).reshape((length, *ones))
     hit = index.reshape((positions, 1, *ones)).equal(rows)  # (positions, length, 1 …)
     return total(hit.where(g.reshape((*before, positions, 1, *after)), g.const_like(0)), (axis,))

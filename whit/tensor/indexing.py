@@ -6,6 +6,7 @@ from typing import Any, Self
 from whit.helpers import CHECK, ArgumentError, DTypeError, IndexingError, ShapeError, all_int, prod
 from whit.tensor.base import TensorBase, check_devices, scalar_shape
 from whit.tensor.random import RandomMixin
+from whit.tensor.scatter import add_slices, is_large
 from whit.tensor.selection import (
     Selection,
     actual,
@@ -307,7 +308,22 @@ class IndexingMixin(RandomMixin):
                                 because="there is no such reduction",
                                 fix="use one of " + ", ".join(ops))
         hits, updates = self._scatter_operands("scatter_reduce", dim, index, src)
+        axis, where = self._axis(dim, "scatter_reduce"), self._of(index).uop
+        adds = reduce == "sum" and include_self and not self.dtype.is_bool and 0 not in where.shape
+        if adds and is_large(self.uop.shape, axis, where.size):
+            return self._wrap(self._with_sums(axis, where, src))
         return self._wrap(combine(self.uop, hits, updates, ops[reduce], include_self, reduce == "mean"))
+
+    def _with_sums(self, axis: int, index: UOp, src: Any) -> UOp:
+        """x with each update added at its place, by a kernel of its own."""
+        shape, count = self.uop.shape, index.size
+        assert all_int(shape) and isinstance(count, int), "is_large"
+        if isinstance(src, (bool, int, float)):
+            updates = UOp.const(src, self.uop.dtype).reshape((1,)).expand((count,))
+        else:
+            updates = self._of(src).uop.shrink(tuple([(0, size) for size in index.shape])).reshape((count,))
+        places = places_of(shape, axis, index).reshape((count,))
+        return self.uop + add_slices(places, updates, 0, prod(shape)).reshape(shape)
 
     def scatter_add(self, dim: int, index: Any, src: Any) -> Self:
         """`scatter_reduce` with "sum"."""
@@ -349,6 +365,13 @@ class IndexingMixin(RandomMixin):
         [1.0, 32.0]
         """
         hits, updates = self._rows("index_add", dim, index, source)
+        axis, index, source = self._axis(dim, "index_add"), self._of(index), self._of(source)
+        if is_large(self.uop.shape, axis, index.uop.size) and not self.dtype.is_bool:
+            scaled = source.uop.cast(self.dtype) if alpha == 1 else (source.uop * alpha).cast(self.dtype)
+            length = self.uop.shape[axis]
+            assert isinstance(length, int), "is_large"
+            flat = wrapped(index.uop.reshape((index.uop.size,)), length)
+            return self._wrap(self.uop + add_slices(flat, scaled, axis, length))
         updates = updates if alpha == 1 else updates * alpha
         return self._wrap(combine(self.uop, hits, updates, Ops.ADD, True, False))
 
@@ -484,30 +507,35 @@ def hits_of(index: UOp, axis: int, size: Sint) -> UOp:
 
 
 def gather_uop(x: UOp, axis: int, index: UOp) -> UOp:
-    """`gather` on nodes. Floats are picked by comparison, which makes the gradient as cheap as the forward
-    pass; everything else by position."""
+    """`gather` on nodes. A few floats are picked by comparison, which makes the gradient as cheap as the
+    forward pass; everything else by position."""
     shape, size = index.shape, x.shape[axis]
-    index = wrapped(index, size)
-    x = x.shrink(tuple([(0, full if i == axis else part) for i,
-                        (full, part) in enumerate(zip(x.shape, shape, strict=True))]))
     others = [n for i, n in enumerate(shape) if i != axis]
     if all(isinstance(n, int) and n == 1 for n in others):
-        return UOp(Ops.TAKE, x.dtype, (x.reshape((size,)), index), 0)
-    if x.dtype.is_float:
-        hit = index.reshape((*shape, 1)).equal(iota(size, index.dtype))
+        x = x.shrink(tuple([(0, size if i == axis else 1) for i in range(len(shape))]))
+        return UOp(Ops.TAKE, x.dtype, (x.reshape((size,)), wrapped(index, size)), 0)
+    if x.dtype.is_float and not is_large(x.shape, axis, index.size):
+        x = x.shrink(tuple([(0, size if i == axis else part) for i, part in enumerate(shape)]))
+        hit = wrapped(index, size).reshape((*shape, 1)).equal(iota(size, wrapped(index, size).dtype))
         return hit.where(rows_last(x, axis), UOp.const(0, x.dtype)).reduce(Ops.ADD, (len(shape),))
-    linear = position = index.cast(dtypes.int64)
+    return UOp(Ops.TAKE, x.dtype, (x.reshape((plain(prod(x.shape)),)), places_of(x.shape, axis, index)), 0)
+
+
+def places_of(shape: Shape, axis: int, index: UOp) -> UOp:
+    """The flat place, in an array of this shape, of each element that an index along an axis names; -1 where
+    it is outside."""
+    size = shape[axis]
+    linear = position = wrapped(index, size).cast(dtypes.int64)
     inside = position.ge(0) & position.lt(UOp.const(size, dtypes.int64) if isinstance(size, int)
                                           else size.cast(dtypes.int64))
     stride: Sint = 1
     linear = UOp.const(0, dtypes.int64)
     for i in reversed(range(len(shape))):
-        n = x.shape[i]
-        place = position if i == axis else _along(iota(shape[i], dtypes.int64), i, len(shape))
+        place = position if i == axis else _along(iota(index.shape[i], dtypes.int64), i, len(shape))
         step = UOp.const(stride, dtypes.int64) if isinstance(stride, int) else stride.cast(dtypes.int64)
         linear = linear + place * step
-        stride = stride * n
-    return UOp(Ops.TAKE, x.dtype, (x.reshape((plain(stride),)), inside.where(linear, -1)), 0)
+        stride = stride * shape[i]
+    return inside.where(linear, -1)
 
 
 def _along(u: UOp, axis: int, rank: int) -> UOp:
