@@ -324,11 +324,22 @@ def test_interpolate(h: int, w: int, new_h: int, new_w: int, align_corners: bool
           F.interpolate(xt, size, mode="bilinear", align_corners=align_corners), atol=1e-7)
     close(x.interpolate(size, "nearest"), F.interpolate(xt, size, mode="nearest"))
     close(x.interpolate(size, "nearest-exact"), F.interpolate(xt, size, mode="nearest-exact"))
+    close(x.interpolate(size, "bicubic", align_corners),
+          F.interpolate(xt, size, mode="bicubic", align_corners=align_corners), atol=1e-7)
+    close(x.interpolate(size, "area"), F.interpolate(xt, size, mode="area"), atol=1e-7)
+
+
+def test_interpolate_volumes_and_halves() -> None:
+    (x,), (xt,) = both(values(2, 2, 3, 4, 5))
+    close(x.interpolate((5, 3, 7), "trilinear"), F.interpolate(xt, (5, 3, 7), mode="trilinear"), atol=1e-7)
+    close(x.interpolate((2, 6, 3), "area"), F.interpolate(xt, (2, 6, 3), mode="area"), atol=1e-7)
+    half = x.half().interpolate((4, 4), "cubic")
+    assert half.dtype.name == "float16" and half.shape == (2, 2, 3, 4, 4)
 
 
 def test_bad_interpolate() -> None:
     with pytest.raises(ArgumentError, match="mode"):
-        Tensor(values(2, 3)).interpolate((2,), "cubic")
+        Tensor(values(2, 3)).interpolate((2,), "quartic")
     with pytest.raises(ShapeError):
         Tensor(values(3)).interpolate((0,))
 

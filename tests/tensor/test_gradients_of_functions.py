@@ -78,6 +78,10 @@ SEEN = np.array([[1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0], [0, 1, 0, 1]], bool)
      (values(3, 3, 4), values(2, 4))),
     (lambda x: x.interpolate((5, 7)), lambda x: F.interpolate(x, (5, 7), mode="bilinear"),
      (values(1, 2, 3, 4),)),
+    (lambda x: x.interpolate((5, 7), "cubic"), lambda x: F.interpolate(x, (5, 7), mode="bicubic"),
+     (values(1, 2, 3, 4),)),
+    (lambda x: x.interpolate((2, 5), "area"), lambda x: F.interpolate(x, (2, 5), mode="area"),
+     (values(1, 2, 3, 4),)),
     (lambda x: x.interpolate((6, 4), "nearest"), lambda x: F.interpolate(x, (6, 4)), (values(1, 2, 3, 4),)),
 ])
 def test_functions(mine: Any, torchs: Any, arrays: Any) -> None:

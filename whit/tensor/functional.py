@@ -10,7 +10,7 @@ from whit.helpers import TRAINING, ArgumentError, DTypeError, ShapeError, prod
 from whit.tensor.base import check_devices
 from whit.tensor.decompositions import DecompositionMixin
 from whit.tensor.indexing import NARROW
-from whit.tensor.resize import resize_linear, resize_nearest
+from whit.tensor.resize import resize_cubic, resize_linear, resize_nearest
 from whit.tensor.selection import iota, plain
 from whit.tensor.windows import (
     adaptive_pool,
@@ -676,8 +676,8 @@ class FunctionalMixin(DecompositionMixin):
 
     def interpolate(self, size: Sequence[int], mode: str = "linear", align_corners: bool = False) -> Self:
         """Resize the last len(size) axes. mode: "nearest" (the input at floor(i * in / out)), "nearest-exact"
-        (at pixel centres), or "linear" (along every axis: bilinear, trilinear), with pixel centres or,
-        align_corners, end points aligned.
+        (at pixel centres), "linear" (along every axis: bilinear, trilinear) or "cubic" (bicubic; Keys 1981),
+        with pixel centres or, align_corners, end points aligned, or "area" (means of what an output covers).
 
         >>> Tensor([0.0, 1.0]).interpolate((4,)).tolist()
         [0.0, 0.25, 0.75, 1.0]
@@ -688,15 +688,20 @@ class FunctionalMixin(DecompositionMixin):
             raise ShapeError(f"interpolate {show_shape(self.shape)} to {size}",
                              because="each size must be at least 1, for existing axes",
                              fix="give one size for each of the last axes")
-        linear = mode in ("linear", "bilinear", "trilinear")
-        if not linear and mode not in ("nearest", "nearest-exact"):
+        kind = {"bilinear": "linear", "trilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
+        if kind not in ("nearest", "nearest-exact", "linear", "cubic", "area"):
             raise ArgumentError(f"interpolate with mode={mode!r}", because="there is no such mode",
-                                fix='use "nearest", "nearest-exact" or "linear"')
-        u = self._wide().uop if linear else self.uop
+                                fix='use "nearest", "nearest-exact", "linear", "cubic" or "area"')
+        picks = kind.startswith("nearest")
+        u = self.uop if picks else self._wide().uop
         for axis, n in enumerate(size, self.ndim - len(size)):
-            u = resize_linear(u, axis, n, align_corners) if linear else resize_nearest(u, axis, n, mode
-                                                                                       == "nearest-exact")
-        return self._wrap(u)._narrow(self.dtype) if linear else self._wrap(u)
+            if picks:
+                u = resize_nearest(u, axis, n, kind == "nearest-exact")
+            elif kind == "area":
+                u = adaptive_pool(u, axis, sizes[axis - self.ndim + len(size)], n, Ops.ADD)
+            else:
+                u = (resize_linear if kind == "linear" else resize_cubic)(u, axis, n, align_corners)
+        return self._wrap(u) if picks else self._wrap(u)._narrow(self.dtype)
 
 
 # ---- on nodes ----------------------------------------------------------------------------------------------

@@ -39,3 +39,39 @@ def resize_linear(u: UOp, axis: int, size: int, align_corners: bool) -> UOp:
     share = share.reshape(tuple([size if i == axis else 1 for i in range(u.ndim)]))
     first, second = UOp(Ops.TAKE, u.dtype, (u, low), axis), UOp(Ops.TAKE, u.dtype, (u, high), axis)
     return first + (second - first) * share
+
+
+CUBIC = -0.75  # the slope of Keys' kernel (1981) at distance 1, as image libraries have it
+
+
+def resize_cubic(u: UOp, axis: int, size: int, align_corners: bool) -> UOp:
+    """Cubic convolution of the four nearest elements (Keys 1981); beyond the ends the last ones stand."""
+    old = u.shape[axis]
+    assert isinstance(old, int), "checked by spatial_sizes"
+    if size == old:
+        return u
+    steps = iota(size, dtypes.int64)
+    if align_corners:  # position i * (old - 1) / (size - 1)
+        whole = max(1, size - 1)
+        numerator = steps * (old - 1)
+    else:  # position (i + 1/2) * old / size - 1/2
+        whole = 2 * size
+        numerator = (steps * 2 + 1) * old - size
+    low = (numerator + whole) // whole - 1  # the quotient of numbers from 0 is the same everywhere
+    share = (numerator - low * whole).cast(u.dtype) * (1 / whole)
+    share = share.reshape(tuple([size if i == axis else 1 for i in range(u.ndim)]))
+    total: UOp | None = None
+    for tap in (-1, 0, 1, 2):
+        taken = UOp(Ops.TAKE, u.dtype, (u, (low + tap).maximum(0).minimum(old - 1)), axis)
+        part = taken * _cubic_weight(share, tap)
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def _cubic_weight(share: UOp, tap: int) -> UOp:
+    """The kernel at distance |share - tap|."""
+    x = share - tap if tap <= 0 else share * -1.0 + tap
+    if tap in (0, 1):
+        return ((x * (CUBIC + 2) - (CUBIC + 3)) * x * x) + 1.0
+    return ((x * CUBIC - 5 * CUBIC) * x + 8 * CUBIC) * x - 4 * CUBIC
