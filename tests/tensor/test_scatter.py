@@ -174,3 +174,47 @@ def test_parts_of_a_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
         np.add.at(want, index, updates)
         got = Tensor(add_slices(Tensor(index).uop, Tensor(updates).uop, 0, length))
         near(got, want)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_scatter_and_index_copy(dim: int) -> None:
+    """The last write to a place stays, and only it has a gradient."""
+    shape, other = [50, 40], [45, 30]
+    shape[dim] = other[dim] = 700
+    x, source, index = rng.standard_normal(shape), rng.standard_normal(other), repeated(tuple(other), 700)
+    a, b = Tensor(x, requires_grad=True), Tensor(source, requires_grad=True)
+    got = a.scatter(dim, Tensor(index), b)
+    want, winners = x.copy(), {}
+    for place in np.ndindex(*other):
+        target = list(place)
+        target[dim] = int(index[place])
+        want[tuple(target)] = source[place]
+        winners[tuple(target)] = place
+    near(got, want, 0)
+    weights = rng.standard_normal(shape)
+    (got * Tensor(weights)).sum().backward()
+    of_x, of_source = weights.copy(), np.zeros(other)
+    for target, place in winners.items():
+        of_x[target], of_source[place] = 0, weights[target]
+    near(a.grad, of_x)
+    near(b.grad, of_source)
+    rows = repeated(400, 700)
+    some = rng.standard_normal((50, 400) if dim else (400, 40))
+    copied = x.copy()
+    for position, row in enumerate(rows):
+        if dim:
+            copied[:, row] = some[:, position]
+        else:
+            copied[row] = some[position]
+    near(Tensor(x).index_copy(dim, Tensor(rows), Tensor(some)), copied, 0)
+
+
+def test_assignment_by_index() -> None:
+    x, index = rng.standard_normal((PLACES, 3)), repeated(POSITIONS)
+    values = rng.standard_normal((POSITIONS, 3))
+    want = x.copy()
+    for position, row in enumerate(index):
+        want[row] = values[position]
+    got = Tensor(x)
+    got[Tensor(index)] = Tensor(values)
+    near(got, want, 0)

@@ -12,6 +12,7 @@ from whit.tensor.selection import (
     actual,
     iota,
     is_view,
+    last_writer,
     place_basic,
     plain,
     read,
@@ -291,6 +292,12 @@ class IndexingMixin(RandomMixin):
             raise ArgumentError(f"scatter with reduce={reduce!r}", because="there is no such reduction",
                                 fix='use "add", "multiply" or None')
         hits, updates = self._scatter_operands("scatter", dim, index, src)
+        axis, where = self._axis(dim, "scatter"), self._of(index).uop
+        if 0 not in where.shape and is_large(self.uop.shape, axis, where.size):
+            places, values = self._flat_updates(axis, where, src)
+            winner = last_writer(places, prod(self.shape))
+            new = UOp(Ops.TAKE, self.uop.dtype, (values, winner), 0).reshape(self.uop.shape)
+            return self._wrap(winner.ge(0).reshape(self.uop.shape).where(new, self.uop))
         return self._wrap(overwrite(self.uop, hits, updates))
 
     def scatter_reduce(self, dim: int, index: Any, src: Any, reduce: str, include_self: bool = True) -> Self:
@@ -311,19 +318,19 @@ class IndexingMixin(RandomMixin):
         axis, where = self._axis(dim, "scatter_reduce"), self._of(index).uop
         adds = reduce == "sum" and include_self and not self.dtype.is_bool and 0 not in where.shape
         if adds and is_large(self.uop.shape, axis, where.size):
-            return self._wrap(self._with_sums(axis, where, src))
+            places, values = self._flat_updates(axis, where, src)
+            total = add_slices(places, values, 0, prod(self.shape))
+            return self._wrap(self.uop + total.reshape(self.uop.shape))
         return self._wrap(combine(self.uop, hits, updates, ops[reduce], include_self, reduce == "mean"))
 
-    def _with_sums(self, axis: int, index: UOp, src: Any) -> UOp:
-        """x with each update added at its place, by a kernel of its own."""
-        shape, count = self.uop.shape, index.size
-        assert all_int(shape) and isinstance(count, int), "is_large"
+    def _flat_updates(self, axis: int, index: UOp, src: Any) -> tuple[UOp, UOp]:
+        """Where each element of an index along an axis points, in x as one row, and what is sent there."""
+        count = index.size
         if isinstance(src, (bool, int, float)):
-            updates = UOp.const(src, self.uop.dtype).reshape((1,)).expand((count,))
+            values = UOp.const(src, self.uop.dtype).reshape((1,)).expand((count,))
         else:
-            updates = self._of(src).uop.shrink(tuple([(0, size) for size in index.shape])).reshape((count,))
-        places = places_of(shape, axis, index).reshape((count,))
-        return self.uop + add_slices(places, updates, 0, prod(shape)).reshape(shape)
+            values = self._of(src).uop.shrink(tuple([(0, size) for size in index.shape])).reshape((count,))
+        return places_of(self.uop.shape, axis, index).reshape((count,)), values
 
     def scatter_add(self, dim: int, index: Any, src: Any) -> Self:
         """`scatter_reduce` with "sum"."""
@@ -377,7 +384,14 @@ class IndexingMixin(RandomMixin):
 
     def index_copy(self, dim: int, index: Any, source: Any) -> Self:
         """A copy with slice index[i] along dim replaced by source[i]; of repeated indices the last stays."""
-        return self._wrap(overwrite(self.uop, *self._rows("index_copy", dim, index, source)))
+        hits, updates = self._rows("index_copy", dim, index, source)
+        axis, index, source = self._axis(dim, "index_copy"), self._of(index), self._of(source)
+        length = self.uop.shape[axis]
+        if isinstance(length, int) and is_large(self.uop.shape, axis, index.uop.size):
+            winner = last_writer(wrapped(index.uop.reshape((index.uop.size,)), length), length)
+            new = UOp(Ops.TAKE, self.uop.dtype, (source.uop.cast(self.dtype), winner), axis)
+            return self._wrap(_along(winner.ge(0), axis, self.ndim).where(new, self.uop))
+        return self._wrap(overwrite(self.uop, hits, updates))
 
     # ---- masks
 

@@ -1,5 +1,5 @@
-"""Adding slices to places by number: what the gradient of a read by index is, in time that does not grow with
-places times positions. Node level."""
+"""Slices that are added to places by number, which is the gradient of a read by index, and places that are
+written several times: in time that does not grow with places times positions. Node level."""
 
 from __future__ import annotations
 
@@ -41,6 +41,14 @@ def add_slices(index: UOp, updates: UOp, axis: int, length: int) -> UOp:
     return made.reshape((*before, length, *after)).cast(updates.dtype)
 
 
+def last_positions(index: UOp, length: int) -> UOp:
+    """For each of `length` places the last position of the 1-D index that names it, int32; -1 for none."""
+    positions, parts = index.shape[0], max(1, min(length, cpu_threads()))
+    assert isinstance(positions, int), "as is_large says"
+    kernel = _last_positions(positions, length, parts, index.dtype)
+    return run(kernel, [index], [((length,), dtypes.int32)])[0]
+
+
 def _taken(
     upstreams: Sequence[UOp | None], outputs: Sequence[UOp], values: Sequence[UOp]
 ) -> list[UOp | None]:
@@ -55,12 +63,10 @@ def _add_slices(
 ) -> UOp:
     """Each task has some of the places: it goes over all positions, and adds those that are its own."""
     made, x = param(0, (batches, length, width), dtype), param(1, (batches, positions, width), dtype)
-    index = param(2, (positions,), kind)
-    p, size = Program("add_slices"), ceildiv(length, parts)
+    index, p = param(2, (positions,), kind), Program("add_slices")
     with p.parallel(batches * parts) as task:
-        batch, first = task // parts, (task % parts) * size
-        left = (length - first).maximum(0)
-        count = left.lt(size).where(left, UOp.index(size))
+        batch = task // parts
+        first, count = _own(task % parts, parts, length)
         with p.loop(count * width) as j:
             flat = first * width + j
             p.store(made, (batch, flat // width, flat % width), 0)
@@ -69,3 +75,27 @@ def _add_slices(
             with p.when(at.ge(first) & at.lt(first + count)), p.loop(width) as k:
                 p.store(made, (batch, at, k), made[batch, at, k] + x[batch, i, k])
     return p.finish()
+
+
+@lru_cache(256)
+def _last_positions(positions: int, length: int, parts: int, kind: DType) -> UOp:
+    """Each task goes over all positions, in order, and notes those of its own places."""
+    made, index = param(0, (length,), dtypes.int32), param(1, (positions,), kind)
+    p = Program("last_positions")
+    with p.parallel(parts) as task:
+        first, count = _own(task, parts, length)
+        with p.loop(count) as j:
+            p.store(made, first + j, -1)
+        with p.loop(positions) as i:
+            at = p.let(index[i].cast(dtypes.index))
+            with p.when(at.ge(first) & at.lt(first + count)):
+                p.store(made, at, i.cast(dtypes.int32))
+    return p.finish()
+
+
+def _own(part: UOp, parts: int, length: int) -> tuple[UOp, UOp]:
+    """The first place of a part, and how many it has."""
+    size = ceildiv(length, parts)
+    first = part * size
+    left = (length - first).maximum(0)
+    return first, left.lt(size).where(left, UOp.index(size))

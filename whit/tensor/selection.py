@@ -246,7 +246,11 @@ def write_arrays(u: UOp, selection: Selection, value: UOp) -> UOp:
 
 def last_writer(index: UOp, size: Sint) -> UOp:
     """For each of `size` targets the last position of the 1-D `index` that names it, or -1. Shape (size,)."""
+    from whit.tensor.scatter import is_large, last_positions  # a kernel by hand, which stands on this room
+
     count = index.shape[0]
+    if isinstance(size, int) and is_large((size,), 0, count):
+        return last_positions(index, size)
     hit = index.reshape((1, count)).equal(iota(size, index.dtype).reshape((size, 1)))  # (size, count)
     return hit.where(iota(count, dtypes.int32).reshape((1, count)),
                      UOp.const(-1, dtypes.int32)).reduce(Ops.MAX, (1,)) \
