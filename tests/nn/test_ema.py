@@ -87,7 +87,7 @@ def test_state_goes_on() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [(([],), "nothing to average"), (([1.0],), "float tensors"), (([Tensor([1])],), "float tensors"),
-     (([Tensor([1.0])], 1.0), "below 1"), ((3,), "does not take")],
+     (([Tensor([1.0])], 1.0), "below 1"), ((3,), "takes float tensors")],
 )  # fmt: skip
 def test_refused(arguments: Any, reason: str) -> None:
     with pytest.raises(ArgumentError, match=reason):

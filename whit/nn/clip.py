@@ -30,7 +30,7 @@ def get_total_norm(
     >>> get_total_norm([Tensor([3.0]), Tensor([[4.0, 12.0]])]).item()
     13.0
     """
-    given = _float_tensors("get_total_norm", tensors)
+    given = float_tensors("get_total_norm", tensors)
     power = _power("get_total_norm", norm_type)
     wide = dtypes.float64 if any(t.dtype is dtypes.float64 for t in given) else dtypes.float32
     parts = [t.detach().cast(wide) for t in given if t.numel() != 0]
@@ -98,7 +98,7 @@ def clip_grad_norm_(
     """
     _bound("clip_grad_norm_", "max_norm", max_norm)
     _power("clip_grad_norm_", norm_type)
-    parameters = _float_tensors("clip_grad_norm_", parameters)
+    parameters = float_tensors("clip_grad_norm_", parameters)
     grads = _gradients("clip_grad_norm_", parameters)
     norm = get_total_norm(grads, norm_type, error_if_nonfinite)
     clip_grads_with_norm_(parameters, max_norm, norm)
@@ -161,7 +161,8 @@ def _overwrite(grad: Tensor, value: Tensor) -> None:
 # ---- arguments ---------------------------------------------------------------------------------------------
 
 
-def _float_tensors(what: str, tensors: Iterable[Tensor] | Tensor) -> list[Tensor]:
+def float_tensors(what: str, tensors: Iterable[Tensor] | Tensor) -> list[Tensor]:
+    """The tensors as a list; ArgumentError for what is no float tensor."""
     given: list[Any] = [tensors]
     if not isinstance(tensors, Tensor) and hasattr(tensors, "__iter__"):
         given = list(tensors)
@@ -177,7 +178,7 @@ def _float_tensors(what: str, tensors: Iterable[Tensor] | Tensor) -> list[Tensor
 
 def _gradients(what: str, parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:
     """The distinct gradients of parameters."""
-    grads = [p.grad for p in _float_tensors(what, parameters) if p.grad is not None]
+    grads = [p.grad for p in float_tensors(what, parameters) if p.grad is not None]
     return list({id(grad): grad for grad in grads}.values())
 
 

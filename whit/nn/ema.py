@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Iterable, Iterator
 
 from whit.helpers import ArgumentError
+from whit.nn.clip import float_tensors
 from whit.nn.layers import filled
 from whit.tensor import Tensor, hooks
-from whit.tensor.guard import guard, show_argument
+from whit.tensor.guard import guard
 from whit.uop import dtypes
 
 
@@ -32,14 +33,7 @@ class EMA:
     """
 
     def __init__(self, parameters: Iterable[Tensor], decay: float = 0.999) -> None:
-        given = list(parameters)
-        for param in given:
-            if not isinstance(param, Tensor) or not param.dtype.is_float:
-                raise ArgumentError(
-                    f"EMA of {show_argument(param)}",
-                    because="it averages float tensors",
-                    fix="pass nn.state.get_parameters(model)",
-                )
+        given = float_tensors("EMA", parameters)
         if not given or not 0 <= decay < 1:
             raise ArgumentError(
                 f"EMA of {len(given)} tensors with decay {decay}",

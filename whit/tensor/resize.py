@@ -26,19 +26,22 @@ def resize_linear(u: UOp, axis: int, size: int, align_corners: bool) -> UOp:
     assert isinstance(old, int), "checked by spatial_sizes"
     if size == old:
         return u
-    steps = iota(size, dtypes.int64)
-    if align_corners:  # position i * (old - 1) / (size - 1)
-        whole = max(1, size - 1)
-        numerator = steps * (old - 1)
-    else:  # position (i + 1/2) * old / size - 1/2, not before the first element
-        whole = 2 * size
-        numerator = ((steps * 2 + 1) * old - size).maximum(0)
+    numerator, whole = _positions(old, size, align_corners)
+    numerator = numerator.maximum(0)  # not before the first element
     low = (numerator // whole).minimum(old - 1)
     high = (low + 1).minimum(old - 1)
     share = (numerator - low * whole).cast(u.dtype) * (1 / whole)
     share = share.reshape(tuple([size if i == axis else 1 for i in range(u.ndim)]))
     first, second = UOp(Ops.TAKE, u.dtype, (u, low), axis), UOp(Ops.TAKE, u.dtype, (u, high), axis)
     return first + (second - first) * share
+
+
+def _positions(old: int, size: int, align_corners: bool) -> tuple[UOp, int]:
+    """Where each element of the result lies between the old ones: numerators, and what divides them."""
+    steps = iota(size, dtypes.int64)
+    if align_corners:  # i * (old - 1) / (size - 1)
+        return steps * (old - 1), max(1, size - 1)
+    return (steps * 2 + 1) * old - size, 2 * size  # (i + 1/2) * old / size - 1/2
 
 
 CUBIC = -0.75  # the slope of Keys' kernel (1981) at distance 1, as image libraries have it
@@ -50,13 +53,7 @@ def resize_cubic(u: UOp, axis: int, size: int, align_corners: bool) -> UOp:
     assert isinstance(old, int), "checked by spatial_sizes"
     if size == old:
         return u
-    steps = iota(size, dtypes.int64)
-    if align_corners:  # position i * (old - 1) / (size - 1)
-        whole = max(1, size - 1)
-        numerator = steps * (old - 1)
-    else:  # position (i + 1/2) * old / size - 1/2
-        whole = 2 * size
-        numerator = (steps * 2 + 1) * old - size
+    numerator, whole = _positions(old, size, align_corners)
     low = (numerator + whole) // whole - 1  # the quotient of numbers from 0 is the same everywhere
     share = (numerator - low * whole).cast(u.dtype) * (1 / whole)
     share = share.reshape(tuple([size if i == axis else 1 for i in range(u.ndim)]))
