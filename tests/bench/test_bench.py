@@ -35,6 +35,7 @@ SMOKE = {
     "ordered": [(50,), (500,)],
     "greatest": [(200, 3)],
     "running_sum": [(100,)],
+    "embedding_gradient": [(50, 3, 7)],
     "singular": [(6,)],
     "recurrent": [(5, 2, 3, 4)],
 }

@@ -120,7 +120,7 @@ WHOLE: dict[Op, tuple[Calculation, Calculation]] = {
 ELSEWHERE = [
     "CONST", "BUFFER", "PARAM", "VAR", "BIND", "STORE", "THREEFRY", "LDEXP", "SINK", "CALL", "LINEAR",
 ]  # fmt: skip
-ELSEWHERE += ["DOT4", "DOT4U", "DOT2"]
+ELSEWHERE += ["DOT4", "DOT4U", "DOT2", "DOT2B"]
 
 
 def test_the_tables_hold_every_op_of_the_tensor_level() -> None:
