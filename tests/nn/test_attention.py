@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -60,9 +61,14 @@ def masks(kind: str) -> dict[str, np.ndarray]:
     }[kind]
 
 
-@pytest.mark.parametrize("need", [(True, True), (True, False), (False, True)])
-@pytest.mark.parametrize("kind", ["none", "bool", "float", "padding", "both", "heads"])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+NEEDS = [(True, True), (True, False), (False, True)]  # need_weights, average_attn_weights
+KINDS = ["none", "bool", "float", "padding", "both", "heads"]
+# one in five by default: each option, kind of mask and need among them
+ALL = list(itertools.product(OPTIONS, KINDS, NEEDS))
+SAMPLED = [pytest.param(*case, marks=[pytest.mark.slow] * (n % 5 > 0)) for n, case in enumerate(ALL)]
+
+
+@pytest.mark.parametrize(("options", "kind", "need"), SAMPLED)
 def test_multihead(options: dict[str, Any], kind: str, need: tuple[bool, bool]) -> None:
     ours, theirs = nn.MultiheadAttention(E, H, **options), torch.nn.MultiheadAttention(E, H, **options)
     same_weights(ours, theirs)
